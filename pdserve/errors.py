@@ -53,7 +53,8 @@ class PdserveError(Exception):
         self.evidence = evidence
 
     def render(self) -> str:
-        """The text that a user sees: one fact a line, evidence (log lines) last; nothing in it moves a terminal."""
+        """Return the text that a user sees: one fact a line, evidence (log lines) last; nothing in it moves a
+        terminal."""
         lines = [f"{self.where}: {self.what}" if self.where else self.what]
         if self.cause:
             lines.append(f"  likely cause: {self.cause}")

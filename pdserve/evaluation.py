@@ -187,7 +187,7 @@ _LAST_LINES = 15
 
 
 def find_harness(chosen: str | None, environ: Mapping[str, str]) -> str:
-    """The path of the program. Raises PreflightError when there is none."""
+    """Return the path of the program. Raises PreflightError when there is none."""
     beside = str(Path(sys.executable).with_name(PROGRAM))
     path = environ.get("PATH")
     program = shutil.which(chosen or beside, path=path) or (None if chosen else shutil.which(PROGRAM, path=path))

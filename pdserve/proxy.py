@@ -86,8 +86,8 @@ def load_config(path: Path) -> ProxyConfig:
 
 
 def bound(host: str, port: int, *, shared: bool) -> socket.socket:
-    """A socket that is bound but does not listen yet. `shared`: other processes bind the same port. StartError: the
-    address cannot be had."""
+    """Return a socket that is bound but does not listen yet. `shared`: other processes bind the same port. StartError:
+    the address cannot be had."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

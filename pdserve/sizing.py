@@ -73,7 +73,7 @@ class Span(Frozen):
 
     @property
     def exact(self) -> bool:
-        """True if both ends are one number."""
+        """Return True if both ends are one number."""
         return self.low == self.high
 
 
@@ -108,7 +108,7 @@ def quantized_bits(args: Mapping[str, Any], config: Mapping[str, Any]) -> int | 
 
 
 def raise_bits(tensors: tuple[Tensor, ...], bits: int) -> tuple[Tensor, ...]:
-    """The tensors with every matrix at so many bits."""
+    """Return the tensors with every matrix at so many bits."""
     return tuple(_quantize(tensor, bits) for tensor in tensors)
 
 
@@ -279,7 +279,7 @@ def _kv_memory(
     given: SizingOptions,
     assumed: list[str],
 ) -> Span | None:
-    """Bytes that one rank has for KV."""
+    """Return the bytes that one rank has for KV."""
     try:
         stated = stated_kv_bytes(recipe, role)
     except ValueError:
@@ -340,7 +340,7 @@ class Balance(Frozen):
 
     @property
     def starved(self) -> str | None:
-        """The side that has less to do than it could, by a quarter or more."""
+        """Return the side that has less to do than it could, by a quarter or more."""
         if max(self.prefill, self.decode) < _UNEVEN * min(self.prefill, self.decode):
             return None
         return "decode" if self.prefill < self.decode else "prefill"
@@ -412,7 +412,7 @@ class L1Size(Frozen):
 
 
 def l1_sizes(recipe: Recipe, sized: Mapping[EngineRole, SizedRole], plan: Plan) -> list[L1Size]:
-    """A size for each role that attaches."""
+    """Return a size for each role that attaches."""
     section = recipe.lmcache
     if section is None:
         return []

@@ -69,7 +69,8 @@ def configuration_files(files: Iterable[str]) -> list[str]:
 
 
 def weight_files(files: Collection[str], load_format: str, indexed: Collection[str]) -> list[str]:
-    """The weights that vLLM loads, of those in the repository. `indexed`: what the index of their format names."""
+    """Return the weights that vLLM loads, of those in the repository. `indexed`: what the index of their format
+    names."""
     pattern = _pattern(files, load_format)
     if pattern is None:
         return []
@@ -107,7 +108,7 @@ class BrokenIndexError(ValueError):
 
 
 def indexed_files(snapshot: Path, name: str = INDEX) -> set[str]:
-    """The files that an index in a snapshot names; none where there is none. Raises BrokenIndexError."""
+    """Return the files that an index in a snapshot names; none where there is none. Raises BrokenIndexError."""
     file = snapshot / name
     try:
         index = json.loads(file.read_text(encoding="utf-8"))
@@ -159,7 +160,7 @@ def _named_beside(files: Collection[str], folder: Path) -> set[str]:
 
 
 def _shards(files: Iterable[str]) -> set[str]:
-    """All shards of the sets of which `files` have some, by the number of shards in their names."""
+    """Return all shards of the sets of which `files` have some, by the number of shards in their names."""
     sets: dict[tuple[str, str, int, int], set[int]] = {}
     for file in files:
         if match := _SHARD.fullmatch(file):
@@ -182,11 +183,11 @@ class CacheFolder:
         self.lock = cache / ".locks" / f"pdserve--{name}.lock"
 
     def snapshot(self, commit: str) -> Path:
-        """The folder of one commit, which may not be there."""
+        """Return the folder of one commit, which may not be there."""
         return self.path / "snapshots" / commit
 
     def commit_of(self, revision: str) -> str | None:
-        """The commit that a revision meant when it was last looked up; None: never here."""
+        """Return the commit that a revision meant when it was last looked up; None: never here."""
         if COMMIT.fullmatch(revision):
             return revision
         try:
@@ -195,7 +196,7 @@ class CacheFolder:
             return None
 
     def missing(self, commit: str, sizes: Mapping[str, int]) -> list[str]:
-        """The files that are not there in full."""
+        """Return the files that are not there in full."""
         snapshot = self.snapshot(commit)
         self._look_again(snapshot)
         return [file for file, size in sizes.items() if _size(snapshot / file) != size]
@@ -211,13 +212,13 @@ class CacheFolder:
         return None if load_format.lower() == "dummy" else lacking.lack()
 
     def arrived(self, commit: str, sizes: Mapping[str, int]) -> int:
-        """Bytes that are there, those of unfinished files among them: what they take on the disk."""
+        """Return the bytes that are there, those of unfinished files among them: what they take on the disk."""
         snapshot = self.snapshot(commit)
         whole = sum(size for file, size in sizes.items() if _size(snapshot / file) == size)
         return min(whole + self.partial(), sum(sizes.values()))
 
     def partial(self) -> int:
-        """Bytes in files of running downloads."""
+        """Return the bytes in files of running downloads."""
         since, taken = time.time() - STALE_SECONDS, 0
         for path in (self.path / "blobs").glob("*.incomplete"):
             try:
@@ -365,11 +366,12 @@ class Repository(NamedTuple):
     sizes: dict[str, int]
 
     def light(self) -> dict[str, int]:
-        """The small files, which name the large ones."""
+        """Return the small files, which name the large ones."""
         return {file: self.sizes[file] for file in configuration_files(self.sizes)}
 
     def wanted(self, folder: CacheFolder, load_format: str) -> dict[str, int]:
-        """All files that vLLM needs, once the small ones are there. Raises DownloadError: there is nothing to load."""
+        """Return all files that vLLM needs, once the small ones are there. Raises DownloadError: there is nothing to
+        load."""
         with _index_read():
             weights = select_weights(self.sizes, load_format, folder.snapshot(self.commit))
         if absent := sorted({*weights} - {*self.sizes}):

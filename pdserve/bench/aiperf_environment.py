@@ -30,7 +30,7 @@ _COMMIT = "0" * 40
 
 
 def put_into_cache(folder: Path, cache: Path) -> str:
-    """The id that `folder` has in `cache`, offline: nothing of it is copied. Raises OSError."""
+    """Return the id that `folder` has in `cache`, offline: nothing of it is copied. Raises OSError."""
     # The hub's ids have letters, digits, and single dashes and dots.
     name = re.sub(r"[^A-Za-z0-9]+", "-", folder.resolve().name).strip("-")[:80] or "model"
     entry = cache / f"models--folder--{name}"
@@ -67,7 +67,7 @@ Show = Callable[[str], None]
 
 
 def requirements() -> Path:
-    """The pins, as the wheel has them."""
+    """Return the pins, as the wheel has them."""
     return Path(str(resources.files("pdserve.bench") / _REQUIREMENTS))
 
 
@@ -90,7 +90,7 @@ def is_made(folder: Path) -> bool:
 
 
 def installed_interpreter(environ: Mapping[str, str]) -> str:
-    """The interpreter that has AIPerf. Raises PreflightError when `--setup` has not made it."""
+    """Return the interpreter that has AIPerf. Raises PreflightError when `--setup` has not made it."""
     folder = place(environ)
     if is_made(folder):
         return str(interpreter(folder))

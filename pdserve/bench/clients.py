@@ -45,12 +45,12 @@ class ClientRun:
 
     @property
     def result(self) -> Path:
-        """The client's own result, one file."""
+        """Return the client's own result, one file."""
         return self.folder / f"{self.name}.{'jsonl' if self.workload.client_for(self.load) == 'aiperf' else 'json'}"
 
     @property
     def log(self) -> Path:
-        """The file of the client's own output."""
+        """Return the file of the client's own output."""
         return self.folder / f"{self.name}.log"
 
 
@@ -210,7 +210,8 @@ def read_aiperf_records(
 
 
 def cut_records(log: str, records: Sequence[RequestRecord]) -> tuple[RequestRecord, ...]:
-    """Requests that were open when the time was over. AIPerf keeps no record of them, only their number in its log."""
+    """Return the requests that were open when the time was over. AIPerf keeps no record of them, only their number in
+    its log."""
     counts = _CANCELLED.findall(log)
     ended = max((record.ended for record in records), default=0.0)
     one = RequestRecord(started=ended, ok=False, prompt_tokens=0, output_tokens=0, ttft=0.0, gaps=(), e2e=0.0, cut=True)

@@ -37,9 +37,9 @@ def quantile(freedom: float) -> float:
 
 
 def tail_probability(t: float, freedom: float) -> float:
-    """The share of the distribution beyond -t and t: the regularized incomplete beta function of freedom/2 and 1/2 at
-    freedom / (freedom + t²) (Abramowitz and Stegun 26.7.1), by its power series (NIST's DLMF, 8.17.7). Every term is
-    positive, and `quantile` asks for no t at which there are many."""
+    """Return the share of the distribution beyond -t and t: the regularized incomplete beta function of freedom/2 and
+    1/2 at freedom / (freedom + t²) (Abramowitz and Stegun 26.7.1), by its power series (NIST's DLMF, 8.17.7). Every
+    term is positive, and `quantile` asks for no t at which there are many."""
     a, x = freedom / 2, freedom / (freedom + t * t)
     coefficient, terms, number = 1.0, 1 / a, 0
     while True:
@@ -294,7 +294,7 @@ def compare(a: BenchResult, b: BenchResult) -> Comparison:
 
 
 def judge_change(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, Judgement]:
-    """The noise of the difference of two means, and whether the difference exceeds it and is no trifle."""
+    """Return the noise of the difference of two means, and whether the difference exceeds it and is no trifle."""
     if min(len(a), len(b)) < _FEWEST:
         return None, "not judged"
     parts = [statistics.variance(values) / len(values) for values in (a, b)]

@@ -48,10 +48,10 @@ class UnreadableResultError(ValueError):
 
 
 def read_vllm_records(text: str) -> tuple[RequestRecord, ...]:
-    """The records in a file that `vllm bench serve --save-detailed` wrote. Raises UnreadableResultError.
+    """Return the records in a file that `vllm bench serve --save-detailed` wrote. Raises UnreadableResultError.
 
-    The client does not write whether a request succeeded. A failed request has an error or no token: an
-    HTTP error without a reason phrase has an empty error text.
+    The client does not write whether a request succeeded. A failed request has an error or no token: an HTTP error
+    without a reason phrase has an empty error text.
     """
     try:
         raw: dict[str, Any] = json.loads(text)

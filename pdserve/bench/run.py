@@ -241,5 +241,5 @@ class _Ran:
 
 
 def gpus(plan: Plan) -> int:
-    """Devices of all engines, prefill and decode together; 0 on a CPU."""
+    """Return the devices of all engines, prefill and decode together; 0 on a CPU."""
     return sum(len(process.devices) for process in plan.processes if process.is_engine)

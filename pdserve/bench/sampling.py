@@ -64,7 +64,7 @@ class Sampler:
 
     @property
     def clock_moved(self) -> float:
-        """Seconds by which the wall clock moved beside the monotonic one, forth and back."""
+        """Return the seconds by which the wall clock moved beside the monotonic one, forth and back."""
         return max(self._ahead) - min(self._ahead) if self._ahead else 0.0
 
     async def run(self) -> None:
@@ -83,7 +83,7 @@ class Sampler:
             await asyncio.sleep(_FAMILY_SECONDS)
 
     def titled(self, titles: Collection[str]) -> frozenset[int]:
-        """Processes of the client whose title begins with one of these; all, if none has."""
+        """Return the processes of the client whose title begins with one of these; all, if none has."""
         chosen = {pid for pid, title in self._titles.items() if title.startswith(tuple(titles))}
         return frozenset(chosen or self._titles or {self._client})
 
@@ -143,7 +143,8 @@ def cpu_use(
 
 
 def _busy(inside: Sequence[Sample], timing: Collection[int] | None) -> Iterator[float]:
-    """Shares of the time in which a main thread wanted a CPU: in all of it, and in every window of ten seconds."""
+    """Yield shares of the time in which a main thread wanted a CPU: in all of it, and in every window of ten
+    seconds."""
     yield from _shares(inside[0], inside[-1], timing)
     begin = 0
     for last in inside:
@@ -161,7 +162,7 @@ def _shares(first: Sample, last: Sample, timing: Collection[int] | None) -> Iter
 
 
 def proxy_pids(plan: Plan, state: DeploymentState) -> frozenset[int]:
-    """The proxy's processes, if they are on this machine."""
+    """Return the proxy's processes, if they are on this machine."""
     name = next(process.name for process in plan.processes if process.is_proxy)
     process, node = state.processes[name], state.nodes.get(state.processes[name].node)
     if process.id is None or node is None or not is_here(node.hostname, node.place):

@@ -239,8 +239,8 @@ class CounterReader:
         )
 
     async def settled(self) -> DeploymentSnapshot:
-        """The second of two equal readings in which all could be read; the last, if there are none. Where something
-        has died there is nothing to wait for."""
+        """Return the second of two equal readings in which all could be read; the last, if there are none. Where
+        something has died there is nothing to wait for."""
         until = time.monotonic() + _SETTLE_SECONDS
         before = await self.snapshot()
         while time.monotonic() < until:

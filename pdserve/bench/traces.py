@@ -119,7 +119,7 @@ class TraceLine:
     row: Mapping[str, Any]
 
     def read(self, kind: type[_AnyRow], row: Mapping[str, Any] | None = None) -> _AnyRow:
-        """The line, or this part of it, in the form of `kind`. Raises RecipeError."""
+        """Return the line, or this part of it, in the form of `kind`. Raises RecipeError."""
         try:
             return kind.model_validate(self.row if row is None else row)
         except ValidationError as error:
@@ -359,8 +359,8 @@ def messages(lines: Sequence[TraceLine], output_tokens: int, _: int | None) -> t
 
 
 def openai_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The request in a line of a log: the line itself, or its `body` (OpenAI's batch files) or `request`. Its answer's
-    length is the one that was counted, else the one that was asked for."""
+    """Return the request in a line of a log: the line itself, or its `body` (OpenAI's batch files) or `request`. Its
+    answer's length is the one that was counted, else the one that was asked for."""
     inner = next((row[key] for key in ("body", "request") if isinstance(row.get(key), Mapping)), row)
     if "messages" not in inner:
         return {}
@@ -383,7 +383,7 @@ def openai_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _block(rows: Iterable[tuple[TraceLine, MooncakeRow]], chosen: int | None) -> int | None:
-    """The one size of block by which every line has as many hash ids as it has blocks. Raises RecipeError."""
+    """Return the one size of block by which every line has as many hash ids as it has blocks. Raises RecipeError."""
     hashed = [(line, row.input_length, len(row.hash_ids)) for line, row in rows if row.input_length and row.hash_ids]
     if not hashed:
         return None
@@ -580,7 +580,7 @@ def prefix_hit(trace: RequestTrace, *, answers: bool = False) -> float:
 
 
 def asked_input(trace: RequestTrace) -> int | None:
-    """Tokens of all prompts together, as a client sends them; None: the trace does not have lengths."""
+    """Return the tokens of all prompts together, as a client sends them; None: the trace does not have lengths."""
     if any(turn.input_tokens is None for session in trace.sessions for turn in session.turns):
         return None
     return round(sum(tokens for prompt, _ in _requests(trace.sessions) for _, tokens in prompt))

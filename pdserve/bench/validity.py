@@ -81,7 +81,7 @@ class Evidence:
 
     @property
     def slowest(self) -> float:
-        """Seconds that an answer took at most."""
+        """Return the seconds that an answer took at most."""
         return max((record.e2e for record in self.done), default=0.0)
 
     @property
@@ -308,8 +308,8 @@ def decode_computed(evidence: Evidence) -> Answer:
 
 
 def _may_compute(evidence: Evidence, alone: int) -> float:
-    """Tokens of so many prompts that the proxy sends to decode alone: the shortest ones. Where it also sends those of
-    which decode lacks little, any of them may be among them."""
+    """Return the tokens of so many prompts that the proxy sends to decode alone: the shortest ones. Where it also sends
+    those of which decode lacks little, any of them may be among them."""
     thresholds = evidence.plan.proxy.routing.conditional
     if thresholds is None or thresholds.max_missing_tokens is not None:
         return alone * evidence.longest_prompt

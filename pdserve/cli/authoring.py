@@ -114,7 +114,7 @@ def run_init(
 
 
 def _option_or_answer(value: str | None, option: str, choices: str) -> str:
-    """The option, or the answer at a terminal."""
+    """Return the option, or the answer at a terminal."""
     if value is not None:
         return value
     if not sys.stdin.isatty():

@@ -236,7 +236,7 @@ def workload(**typed: Any) -> Workload:
 def work(
     some: Workload, concurrencies: str | None, rates: str | None, requests: int | None, timed: TimeLimits
 ) -> tuple[Workload, tuple[Load, ...], RequestTrace | None]:
-    """The workload with the digest of its trace, the loads, the trace. Raises BadParameter and RecipeError."""
+    """Return the workload with the digest of its trace, the loads, the trace. Raises BadParameter and RecipeError."""
     if timed.grace_seconds is not None and timed.seconds is None:
         raise _bad_option("--grace", "it is the time after --duration: give both")
     if timed.seconds is not None and some.client == "vllm":

@@ -64,5 +64,6 @@ for group in (deployment, recipe, proofs, benches, house):
 
 @cache
 def command() -> Callable[..., Any]:
-    """The whole command line; call it with nothing to run `sys.argv`. To make it from `app` takes 30 ms of CPU."""
+    """Return the whole command line; call it with nothing to run `sys.argv`. To make it from `app` takes 30 ms of
+    CPU."""
     return get_command(app)

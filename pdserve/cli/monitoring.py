@@ -59,7 +59,7 @@ def run(
 
 
 def _plan_here(recipe: Path, set_: Sequence[str], unset: Sequence[str]) -> Plan:
-    """The plan for this machine: addresses of other nodes are not known before `up` has looked at them."""
+    """Return the plan for this machine: addresses of other nodes are not known before `up` has looked at them."""
     planned = plan_for(load(recipe, set_, unset), None, run_dir="RUN_DIR", run_id="RUN_ID")
     nodes = len(planned.plan.nodes)
     if nodes > 1:

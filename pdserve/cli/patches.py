@@ -43,7 +43,7 @@ def run(name: str | None, *, as_json: bool) -> None:
 
 
 def _running_reports(name: str | None) -> tuple[RunDir | None, Reports]:
-    """The deployment that is meant; without a name and without exactly one there is none to ask."""
+    """Return the deployment that is meant; without a name and without exactly one there is none to ask."""
     try:
         run_dir = find(home(os.environ), name)
         state, plan = run_dir.read_state(), run_dir.read_plan()

@@ -111,5 +111,5 @@ def run_schema(*, cluster: bool) -> None:
 
 
 def cluster_schema() -> dict[str, Any]:
-    """The schema of cluster files as data."""
+    """Return the schema of cluster files as data."""
     return json_schema_of(Cluster, "pdserve cluster file", "The machines of a deployment, schema 1.")

@@ -312,7 +312,8 @@ def plain(frame: Frame) -> list[str]:
 
 
 def heading(view: StatusView) -> list[str]:
-    """The phase, and where clients ask or why the launcher is not heard: what stays the same all day is left out."""
+    """Return the phase, and where clients ask or why the launcher is not heard: what stays the same all day is left
+    out."""
     first, second, *_ = head(view)
     return [first, second] if second.startswith(("endpoint: ", "launcher: ")) else [first]
 
@@ -362,7 +363,7 @@ def engine_rows(frame: Frame) -> Rows:
 
 
 def cache_rows(frame: Frame) -> Rows:
-    """LMCache servers, and the pool of a Mooncake store by its master."""
+    """Return LMCache servers, and the pool of a Mooncake store by its master."""
     rows: Rows = {}
     for name, process in frame.view.state.processes.items():
         if process.role not in _CACHES:

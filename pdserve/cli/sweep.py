@@ -213,7 +213,7 @@ def _show_stale(planned: PlannedSweep, stale: StalePoints, folder: SweepFolder, 
 
 
 def _by_reason(planned: PlannedSweep, why: Mapping[str, str]) -> Mapping[str, str]:
-    """The numbers of the points in the table, by reason."""
+    """Return the numbers of the points in the table, by reason."""
     numbers: dict[str, list[str]] = {}
     for number, point in enumerate(planned.points, start=1):
         if point.id in why:
@@ -292,7 +292,7 @@ def run_in_slurm(
 
 
 def words_of(file: Path, options: SweepOptions, *, retry: bool) -> list[str]:
-    """The sweep file and the options that each task is given. The tasks run in the submit folder, or in that of
+    """Return the sweep file and the options that each task is given. The tasks run in the submit folder, or in that of
     PDSERVE_REPOSITORY."""
     words = [str(file.absolute()), "--limit", f"{options.limit_seconds:g}"]
     if (python := options.python) is not None:

@@ -48,7 +48,7 @@ class Bounds:
 
 
 def read_bounds(extra: Mapping[str, Any], environment: Mapping[str, str]) -> Bounds:
-    """The bounds that a connector's extra config and the process's environment set. Raises StartError."""
+    """Return the bounds that a connector's extra config and the process's environment set. Raises StartError."""
     switch = environment.get(CAP_SWITCH, "").strip()
     cap = _tokens(CAP_SWITCH, switch) if switch else _tokens(CAP_KEY, extra.get(CAP_KEY))
     least = _tokens(LEAST_KEY, extra.get(LEAST_KEY))

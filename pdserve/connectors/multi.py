@@ -344,7 +344,7 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
 
 
 def _labels(vllm_config: Any) -> tuple[str, ...]:
-    """Labels of the children, from the configuration: the scheduler and the API server use the same."""
+    """Return the labels of the children, from the configuration: the scheduler and the API server use the same."""
     return labels(
         [child["kv_connector"] for child in vllm_config.kv_transfer_config.kv_connector_extra_config["connectors"]]
     )

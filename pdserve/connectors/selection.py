@@ -41,10 +41,10 @@ def decide(
     unreleasable: Collection[int] = (),
     patient: bool = True,
 ) -> ChildChoice:
-    """The child with the most tokens x weight. Among equals the first in the configuration wins, as upstream.
+    """Return the child with the most tokens x weight. Among equals the first in the configuration wins, as upstream.
 
-    A child whose lookup is pending is waited for when no other child has tokens. When another has, the pending child
-    is waited for only if its weight is larger, and only as long as `patient`. Why wait at all: LMCache answers every
+    A child whose lookup is pending is waited for when no other child has tokens. When another has, the pending child is
+    waited for only if its weight is larger, and only as long as `patient`. Why wait at all: LMCache answers every
     request with "pending" first, so its weight would have no effect. Why a limit: a slow lookup would hold back a
     transfer that is ready. `unreleasable`: children whose pending lookup cannot be cancelled without leaving locks;
     they are waited for as upstream does.
@@ -87,5 +87,5 @@ def _number(extra_config: Mapping[str, Any], key: str, default: float) -> float:
 
 
 def labels(class_names: Sequence[str]) -> tuple[str, ...]:
-    """A distinct label for each child: its class name, with its position where several share the class."""
+    """Return a distinct label for each child: its class name, with its position where several share the class."""
     return tuple(name if class_names.count(name) == 1 else f"{name}-{index}" for index, name in enumerate(class_names))

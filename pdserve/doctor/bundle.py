@@ -58,7 +58,7 @@ class Member:
 
 
 def members(run: RunDir, known: Iterable[str], *, logs: bool) -> list[Member]:
-    """All that the archive will hold, in its order. `known`: secrets of the run by their value."""
+    """Return all that the archive will hold, in its order. `known`: secrets of the run by their value."""
     secrets = tuple(known)
     return [_member(run, file, secrets) for file in _files(run, (*_PATTERNS, *(_LOGS if logs else ())))]
 
@@ -69,7 +69,7 @@ def make_member(name: str, text: str, known: Iterable[str]) -> Member:
 
 
 def contents(files: Iterable[Member]) -> str:
-    """The list of an archive, for people: it comes first."""
+    """Return the list of an archive, for people: it comes first."""
     return "\n".join(file.line() for file in files)
 
 
@@ -145,7 +145,7 @@ def _redacted_json(text: str, known: tuple[str, ...]) -> str:
 
 
 def _ends(file: Path, size: int) -> bytes:
-    """The beginning and the end, without half lines at the cut: nothing shows what half a secret is."""
+    """Return the beginning and the end, without half lines at the cut: nothing shows what half a secret is."""
     beginning = read_from(file, 0, BEGINNING_BYTES) or b""
     end = read_from(file, size - END_BYTES, END_BYTES) or b""
     beginning, end = beginning[: beginning.rfind(b"\n") + 1], end[end.find(b"\n") + 1 or len(end) :]

@@ -38,7 +38,7 @@ RecordT = TypeVar("RecordT")
 
 
 def find_run(target: str | None, root: Path) -> RunDir:
-    """The run directory of that path, else the current run of the deployment of that name; None: of the only
+    """Return the run directory of that path, else the current run of the deployment of that name; None: of the only
     deployment. Raises StateError and NotOursError."""
     if target is None:
         return find(root, None)
@@ -95,8 +95,8 @@ def read_logs(run: RunDir, records: RunRecords) -> Iterator[ProcessLog]:
 
 
 def known_secrets(run: RunDir, records: RunRecords, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Values that must not leave this machine: the engine key, the token of the run, what the plan takes from the
-    environment."""
+    """Return the values that must not leave this machine: the engine key, the token of the run, what the plan takes
+    from the environment."""
     secrets = [] if records.state is None else [records.state.token]
     with contextlib.suppress(StateError):
         secrets.append(run.read_key())
@@ -105,12 +105,12 @@ def known_secrets(run: RunDir, records: RunRecords, environ: Mapping[str, str]) 
 
 
 def unset_secrets(records: RunRecords, environ: Mapping[str, str]) -> list[str]:
-    """The variables of the plan's secrets that this shell does not have: their values cannot be recognised."""
+    """Return the variables of the plan's secrets that this shell does not have: their values cannot be recognised."""
     return [name for name in _secret_names(records) if not environ.get(name)]
 
 
 def _secret_names(records: RunRecords) -> list[str]:
-    """Variables of the shell of `up`; the engine key is none."""
+    """Return the variables of the shell of `up`; the engine key is none."""
     processes = records.plan.processes if records.plan else ()
     return sorted({name for process in processes for name in process.env.secrets.values()} - {ENGINE_KEY})
 
@@ -151,7 +151,7 @@ def _recipe(run: RunDir) -> Mapping[str, Any]:
 
 
 def _failure(run: RunDir) -> Failure | None:
-    """The head of failure.md, as launch/failure.py writes it."""
+    """Return the head of failure.md, as launch/failure.py writes it."""
     head: dict[str, str] = {}
     for line in _text(run.failure).splitlines():
         if line.startswith("**") and line.endswith("**"):

@@ -147,7 +147,7 @@ _ANSWERS = {"died": ("cause", "todo"), "late": ("cause", "todo")}
 
 
 def events_of(records: RunRecords, kind: str) -> list[Event]:
-    """The events of one kind, the oldest first."""
+    """Return the events of one kind, the oldest first."""
     return [event for event in records.events if event.get("event") == kind]
 
 
@@ -167,13 +167,13 @@ def clock(event: Event) -> str:
 
 
 def text(event: Event, key: str) -> str:
-    """A field as a word."""
+    """Return a field as a word."""
     value = event.get(key)
     return "" if value is None else str(value)
 
 
 def number(event: Event, key: str) -> float:
-    """A field as a number."""
+    """Return a field as a number."""
     value = event.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0.0
@@ -220,8 +220,8 @@ def fewer_sequences(records: RunRecords, role: EngineRole) -> str:
 
 
 def less_memory(records: RunRecords, role: str, lacking: int) -> str:
-    """The largest piece of host memory that the recipe asks for, less what the process lacked (bytes): the L1 of an
-    LMCache server, the KV of an engine on a CPU. Empty where it asks for none, or all of it lacked."""
+    """Return the largest piece of host memory that the recipe asks for, less what the process lacked (bytes): the L1 of
+    an LMCache server, the KV of an engine on a CPU. Empty where it asks for none, or all of it lacked."""
     if role == "lmcache":
         l1 = _value_now(records, "lmcache.l1_size_gb")
         return _reduce_gib("lmcache.l1_size_gb", l1, lacking, 0.1)
@@ -233,7 +233,7 @@ def less_memory(records: RunRecords, role: str, lacking: int) -> str:
 
 
 def _reduce_gib(key: str, now: object, lacking: int, step: float) -> str:
-    """GiB, down to a multiple of `step`: VLLM_CPU_KVCACHE_SPACE is a whole number."""
+    """Return GiB, down to a multiple of `step`: VLLM_CPU_KVCACHE_SPACE is a whole number."""
     if isinstance(now, str) and now.isdecimal():
         now = int(now)
     if not isinstance(now, int | float) or isinstance(now, bool):

@@ -52,7 +52,7 @@ def lost_launcher(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagno
 
 
 def restarts(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """A process that is started again and again."""
+    """Diagnose a process that is started again and again."""
     attempts: dict[str, list[Event]] = {}
     for event in events_of(records, "restarting"):
         attempts.setdefault(text(event, "name"), []).append(event)
@@ -69,7 +69,7 @@ def restarts(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
 
 
 def silences(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """A process that stopped answering while it lived."""
+    """Diagnose a process that stopped answering while it lived."""
     for event in events_of(records, "unresponsive"):
         yield Diagnosis(
             "process-silent",
@@ -82,7 +82,7 @@ def silences(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
 
 
 def sockets(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """An engine that had no socket left."""
+    """Diagnose an engine that had no socket left."""
     for event in events_of(records, "out_of_sockets"):
         yield Diagnosis(
             "out-of-sockets",
@@ -94,7 +94,7 @@ def sockets(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
 
 
 def cache_servers(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """An LMCache server that was down, and the engines that waited for it."""
+    """Diagnose an LMCache server that was down, and the engines that waited for it."""
     for event in events_of(records, "cache_down"):
         engines = event.get("engines")
         served = ", ".join(map(str, engines)) if isinstance(engines, list) else "its engines"
@@ -108,7 +108,7 @@ def cache_servers(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagno
 
 
 def lost_nodes(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """An agent that is gone, and what it took along."""
+    """Diagnose an agent that is gone, and what it took along."""
     for event in events_of(records, "agent_gone"):
         yield Diagnosis(
             "node-lost",
@@ -156,7 +156,7 @@ def lost_records(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnos
 
 
 def failed_starts(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """The error of a run that failed for another reason than a death: its own words are the best there are."""
+    """Diagnose the error of a run that failed for another reason than a death: its own words are the best there are."""
     if records.failure is None or any(events_of(records, name) for name in ("died", "late", "agent_gone")):
         return
     what = records.failure.what + (f": {records.failure.cause}" if records.failure.cause else "")
@@ -185,7 +185,8 @@ _SLOW = 0.5
 
 
 def deaths(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """Every process that died, the last death of each: its log ends with that one, or with the life after it."""
+    """Diagnose every process that died, the last death of each: its log ends with that one, or with the life after
+    it."""
     last = {text(event, "name"): event for event in events_of(records, "died")}
     facts = {each.process: each for each in logs}
     for name, event in last.items():
@@ -201,7 +202,7 @@ def deaths(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]
 
 
 def late_starts(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """A process that lived and did not become ready in its time."""
+    """Diagnose a process that lived and did not become ready in its time."""
     facts = {each.process: each for each in logs}
     for event in events_of(records, "late"):
         name, seconds = text(event, "name"), number(event, "seconds")
@@ -223,7 +224,7 @@ def late_starts(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagn
 
 
 def _limit_of(role: str) -> str:
-    """The key of the recipe that limits a start."""
+    """Return the key of the recipe that limits a start."""
     return f"timeouts.{_LIMITS.get(role, 'engine_seconds')}"
 
 
@@ -257,8 +258,8 @@ def _death_hint(event: Event, log: LogFacts | None, role: str, *, again: bool) -
 
 
 def _words(log: LogFacts, hint: Hint | None, *, again: bool) -> tuple[EvidenceLine, ...]:
-    """The line of the log that names the cause, else its last line that may be about a failure, if that is of the same
-    life."""
+    """Return the line of the log that names the cause, else its last line that may be about a failure, if that is of
+    the same life."""
     lines = [line for line in log.tail if line.strip() and may_name_cause(line)]
     named = (line for line in lines if hint is not None and explain([line], exit_code=None, role=log.role) == hint)
     line = next(named, lines[-1] if lines and not again else None)
@@ -296,7 +297,7 @@ def symptoms(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosi
 
 
 def preemptions(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """Requests that lost their KV blocks to others and were computed again."""
+    """Diagnose requests that lost their KV blocks to others and were computed again."""
     for log in logs:
         hit = [load for load in log.loads if load.preemptions]
         if hit and is_engine(log.role):
@@ -314,7 +315,7 @@ def preemptions(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagn
 
 
 def full_pools(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """Requests that wait while the KV memory of their engine is full, and no preemption shows it."""
+    """Diagnose requests that wait while the KV memory of their engine is full, and no preemption shows it."""
     for log in logs:
         full = busiest_rank(load for load in log.loads if load.kv_usage >= _FULL and load.waiting)
         if len(full) >= _INTERVALS and is_engine(log.role):
@@ -368,7 +369,7 @@ def failed_transfers(_: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagno
 
 
 def slow_rails(_: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """An engine that moves KV at less than half the rate of the others of its role."""
+    """Diagnose an engine that moves KV at less than half the rate of the others of its role."""
     rates: dict[str, tuple[LogFacts, float]] = {}
     for log in logs:
         measured = [each for each in log.transfers if each.megabytes_a_second is not None]
@@ -398,7 +399,7 @@ _WANTED_SHARE = 0.8
 
 
 def busy_pools(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """Requests that were refused because a pool was full."""
+    """Diagnose requests that were refused because a pool was full."""
     for log in logs:
         refused: dict[str, list[EvidenceLine]] = {}
         for request in log.requests:
@@ -466,7 +467,7 @@ def long_queues(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagn
 
 
 def saturated_proxy(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """A process of the proxy that uses a whole CPU, or would if the host had one for it."""
+    """Diagnose a process of the proxy that uses a whole CPU, or would if the host had one for it."""
     pressure = records.live.pressure.get("proxy")
     used, wanted = (pressure.busiest_share or 0.0, pressure.wanted_share or 0.0) if pressure is not None else (0, 0)
     if used < _BUSY_SHARE and wanted < _WANTED_SHARE:
@@ -492,7 +493,7 @@ def saturated_proxy(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diag
 
 
 def idle_workers(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """Engines that the proxy sends nothing to, in a deployment that serves."""
+    """Diagnose engines that the proxy sends nothing to, in a deployment that serves."""
     proxy = records.live.proxy
     if proxy is None or not proxy.not_ready or records.phase not in ("ready", "degraded"):
         return
@@ -522,7 +523,7 @@ class _Reason:
 
 
 def cache_never_hits(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """An engine with LMCache that has computed prompts for a minute and loaded nothing."""
+    """Diagnose an engine with LMCache that has computed prompts for a minute and loaded nothing."""
     evidence = {log.process: lines for log in logs if (lines := _silent_cache(records, log))}
     for name, engine in records.live.engines.items():
         if (
@@ -546,7 +547,7 @@ def cache_never_hits(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[
 
 
 def kv_not_moved(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """A decode that computes its prompts itself: answers are right, and disaggregation does nothing."""
+    """Diagnose a decode that computes its prompts itself: answers are right, and disaggregation does nothing."""
     for log in logs:
         loads = [load for load in log.loads if load.prompt_rate > 0 and load.external_hits is not None]
         long = len(busiest_rank(loads)) >= _SILENT_INTERVALS
@@ -561,7 +562,7 @@ def kv_not_moved(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diag
 
 
 def _caching_engines(records: RunRecords) -> set[str]:
-    """Engines that attach to LMCache and load from it."""
+    """Return the engines that attach to LMCache and load from it."""
     processes = records.plan.processes if records.plan is not None else ()
     return {process.name for process in processes if process.lmcache is not None and process.role != "decode"}
 
@@ -578,7 +579,7 @@ def _silent_cache(records: RunRecords, log: LogFacts) -> tuple[EvidenceLine, ...
 
 
 def _reason(records: RunRecords, logs: Sequence[LogFacts]) -> _Reason:
-    """The first of the known reasons that this run shows."""
+    """Return the first of the known reasons that this run shows."""
     for look in (_short_prompts, _evictions, _salts):
         if (reason := look(records, logs)) is not None:
             return reason
@@ -646,7 +647,7 @@ _THROTTLED_SHARE = 0.05
 
 
 def unanswered(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """Processes that count as ready and do not answer."""
+    """Diagnose processes that count as ready and do not answer."""
     live = records.live
     answers = {name: (engine.url, engine.error) for name, engine in live.engines.items()}
     answers |= {name: (cache.url, cache.error) for name, cache in live.caches.items()}
@@ -706,7 +707,7 @@ def counted_failures(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[
 
 
 def swapping(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """Memory of a process that was written to a disk: now, or as its agent has recorded it."""
+    """Diagnose memory of a process that was written to a disk: now, or as its agent has recorded it."""
     recorded: dict[str, Event] = {text(event, "name"): event for event in events_of(records, "swapped")}
     now = {name: each.swapped_bytes for name, each in records.live.pressure.items()}
     for name in dict.fromkeys((*recorded, *now)):
@@ -730,7 +731,7 @@ def swapping(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
 
 
 def throttled_cpus(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """A CPU limit of a container or a job that is reached again and again."""
+    """Diagnose a CPU limit of a container or a job that is reached again and again."""
     for name, pressure in records.live.pressure.items():
         if not pressure.periods or pressure.throttled_seconds is None:
             continue
@@ -791,6 +792,6 @@ RULES: tuple[Rule, ...] = (
 
 
 def diagnose(records: RunRecords, logs: Iterable[ProcessLog]) -> list[Diagnosis]:
-    """Every cause that a rule sees, each once. Of each log only what the rules ask for is kept in memory."""
+    """Return every cause that a rule sees, each once. Of each log only what the rules ask for is kept in memory."""
     facts = [reduce_log(log) for log in logs]
     return merge_diagnoses(each for rule in RULES for each in rule(records, facts))

@@ -115,7 +115,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def gib(value: object) -> int | float | None:
-    """The size in GiB; None for what is no size."""
+    """Return the size in GiB; None for what is no size."""
     match = _SIZE.fullmatch(str(value))
     if match is None or isinstance(value, bool):
         return None

@@ -55,7 +55,7 @@ class FlagNames:
         return 1 if known in self.whole and known not in self.lists else None
 
     def switched_off(self, name: str) -> str | None:
-        """The flag that `no-x` turns off."""
+        """Return the flag that `no-x` turns off."""
         bare = name.removeprefix("no-")
         return bare if bare != name and bare in self.whole else None
 
@@ -136,8 +136,8 @@ def flag(name: str, value: Any, names: FlagNames = LISTED) -> ImportedFlag:
 
 
 def typed_value(value: Any) -> Any:
-    """A text as what it says: a JSON object, a number, or the text. A JSON list is one word for vLLM, and a list of a
-    recipe is several: it stays a text. So does `True`: a flag of vLLM that is a switch takes no value."""
+    """Return a text as what it says: a JSON object, a number, or the text. A JSON list is one word for vLLM, and a list
+    of a recipe is several: it stays a text. So does `True`: a flag of vLLM that is a switch takes no value."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("{"):
@@ -152,8 +152,8 @@ def typed_value(value: Any) -> Any:
 
 
 def merge_flags(flags: Iterable[tuple[ImportedFlag, SourcedValue]]) -> dict[str, SourcedValue]:
-    """All flags of a command line together. The later of two values holds. Dotted keys of one spelling are merged, and
-    hold over a whole JSON object of that flag: vLLM puts what it makes of them at the end of the line."""
+    """Return all flags of a command line together. The later of two values holds. Dotted keys of one spelling are
+    merged, and hold over a whole JSON object of that flag: vLLM puts what it makes of them at the end of the line."""
     args: dict[str, SourcedValue] = {}
     dotted: dict[str, tuple[str, SourcedValue]] = {}
     for item, at in flags:
@@ -167,7 +167,7 @@ def merge_flags(flags: Iterable[tuple[ImportedFlag, SourcedValue]]) -> dict[str,
 
 
 def from_argv(words: Sequence[str], names: FlagNames = LISTED) -> Iterator[tuple[int, ImportedFlag | str]]:
-    """The flags of a command line, each with the number of its word; what belongs to no flag comes as it is."""
+    """Yield the flags of a command line, each with the number of its word; what belongs to no flag comes as it is."""
     index = 0
     while index < len(words):
         word, start = words[index], index
@@ -264,7 +264,8 @@ BY_LIST = LineReader()
 
 
 def line_of(args: Mapping[str, SourcedValue], env: Mapping[str, SourcedValue]) -> CommandLine:
-    """The command line of flags that are data. A model stands first: it would take the next free word otherwise."""
+    """Return the command line of flags that are data. A model stands first: it would take the next free word
+    otherwise."""
     return CommandLine(("MODEL", *flag_words({name: at.value for name, at in args.items()})), variables_of(env))
 
 

@@ -82,12 +82,12 @@ def needs_raw(config: Config) -> bool:
 
 
 def classes(config: Config) -> set[str]:
-    """vLLM's class names in the mapping."""
+    """Return vLLM's class names in the mapping."""
     return {str(config.get("kv_connector")), *(name for child in _children(config) for name in classes(child))}
 
 
 def without_timeouts(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The mapping without the timeouts of LMCache's clients, and those as keys of the lmcache section."""
+    """Return the mapping without the timeouts of LMCache's clients, and those as keys of the lmcache section."""
     mapping = copy.deepcopy(dict(config))
     found: dict[str, Any] = {}
     for each in (mapping, *_children(mapping)):
@@ -108,7 +108,7 @@ def _section(config: Config) -> dict[str, Any] | None:
 
 
 def _others(config: Config) -> set[str]:
-    """Keys that no section knows."""
+    """Return the keys that no section knows."""
     known = {"kv_connector", "kv_role", "engine_id", "kv_connector_extra_config", "kv_load_failure_policy"}
     return set(config) - known
 
@@ -166,7 +166,7 @@ def _leaf(config: Config) -> dict[str, Any] | None:
 
 
 def _left_out(config: Config) -> Iterator[tuple[str, str]]:
-    """Settings of the mapping that its section does not repeat, and why."""
+    """Yield settings of the mapping that its section does not repeat, and why."""
     name, extra = config.get("kv_connector"), _extra(config)
     for key, value in extra.items():
         if (key, value) in _WITHOUT_MEANING.items():
@@ -193,7 +193,8 @@ def _refused(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def acceptances(section: Mapping[str, Any]) -> Iterator[Path]:
-    """The keys of a role's connector that only its user may write: what it can do to KV is to be accepted by name."""
+    """Yield the keys of a role's connector that only its user may write: what it can do to KV is to be accepted by
+    name."""
     if section.get("kind") == "moriio":
         yield ("accept_unsafe_aborts",)
     for index, child in enumerate(section.get("of", ())):

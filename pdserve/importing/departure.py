@@ -37,8 +37,8 @@ class Departure:
 
 
 def departures(recipe: Recipe, source: Recipe) -> list[Departure]:
-    """Every difference of what the two start, in the order of the source. Defaults, and what is shared by all roles,
-    are applied first: where a value is written makes no difference."""
+    """Return every difference of what the two start, in the order of the source. Defaults, and what is shared by all
+    roles, are applied first: where a value is written makes no difference."""
     ours, theirs = dict(_facts(recipe)), dict(_facts(source))
     return [
         Departure(path, ours.get(path), theirs.get(path))

@@ -45,8 +45,8 @@ def import_launch(
     beside: Mapping[str, str] | None = None,
     lines: LineReader = BY_LIST,
 ) -> Draft:
-    """The recipe that `text` describes. `beside`: the other files of a collection of recipes, by their paths in it.
-    Raises RecipeError for what cannot become a recipe."""
+    """Return the recipe that `text` describes. `beside`: the other files of a collection of recipes, by their paths in
+    it. Raises RecipeError for what cannot become a recipe."""
     if shell_script.matches(text) and not file.endswith((".yaml", ".yml")):
         _check_choice(choice, file, shell_script.OPTIONS)
         return _draft(shell_script.launch(text, file, choice, lines), text)
@@ -94,7 +94,7 @@ def _named_files(beside: Mapping[str, str], folder: str) -> dict[str, Tree]:
 
 
 def _of_variants(trees: Mapping[str, Tree], text: str, file: str, name: str | None, lines: LineReader) -> Draft:
-    """The variant of that name; without a name the only one, or the first where all serve the same."""
+    """Return the variant of that name; without a name the only one, or the first where all serve the same."""
     if name is not None:
         if name not in trees:
             raise RecipeError(f"there is no variant {name}", where=file, todo=_choose(trees))
@@ -109,8 +109,8 @@ def _of_variants(trees: Mapping[str, Tree], text: str, file: str, name: str | No
 
 
 def import_variants(text: str, file: str, lines: LineReader = BY_LIST) -> SweepDraft | None:
-    """All deployments of `text` as a recipe and a sweep over it; None: it is no recipe of srt-slurm with several. A
-    variant that cannot become a recipe is a note. Raises RecipeError where none can."""
+    """Return all deployments of `text` as a recipe and a sweep over it; None: it is no recipe of srt-slurm with
+    several. A variant that cannot become a recipe is a note. Raises RecipeError where none can."""
     if not file.endswith((".yaml", ".yml")):
         return None
     tree = read(text, file)

@@ -35,7 +35,7 @@ class ImportChoice:
     """The variables that the caller of a shell script sets (`--var`)."""
 
     def given(self) -> list[str]:
-        """The options that choose something."""
+        """Return the options that choose something."""
         values = {
             "--variant": self.variant,
             "--hardware": self.hardware,

@@ -207,7 +207,8 @@ class _Writer:
             )
 
     def _without_timeouts(self, at: SourcedValue) -> SourcedValue:
-        """The mapping of a role, whose timeouts of LMCache's clients become keys of the section: those of all roles."""
+        """Return the mapping of a role, whose timeouts of LMCache's clients become keys of the section: those of all
+        roles."""
         mapping, timeouts = connectors.without_timeouts(at.value)
         for key, value in timeouts.items():
             known = self.launch.lmcache.setdefault(key, at.of(value))
@@ -238,7 +239,7 @@ def _written(value: Any) -> Any:
 
 
 def _placeholders(text: str) -> str | None:
-    """The first {word} of a text that is no JSON."""
+    """Return the first {word} of a text that is no JSON."""
     for part in text.split("{")[1:]:
         word, closed, _ = part.partition("}")
         if closed and word.isidentifier() and word != "job_id":

@@ -36,13 +36,13 @@ def annotated_text(draft: Draft) -> str:
 
 
 def commented_yaml(document: Mapping[str, Any], comments: Mapping[Path, str], head: Sequence[str], file: str) -> str:
-    """YAML that begins with `head` and has `comments` at the values of those paths; `file`: for errors."""
+    """Return YAML that begins with `head` and has `comments` at the values of those paths; `file`: for errors."""
     top = [f"# {text}".rstrip() for text in head]
     return "\n".join([*top, "", *_body(document, comments, file)]) + "\n"
 
 
 def line(note: Note) -> str:
-    """A note on one line. Values are not repeated: they may be long, or secret."""
+    """Return a note on one line. Values are not repeated: they may be long, or secret."""
     return f"{note.at}: {note.why}"
 
 

@@ -286,7 +286,7 @@ class _Script:
         self.processes.append(process)
 
     def _assigned(self, words: Sequence[ShellWord]) -> Iterator[_Item]:
-        """The variables before a command. One that refers to another of them is not known here."""
+        """Yield the variables before a command. One that refers to another of them is not known here."""
         names = {match["name"] for word in words if (match := _ASSIGNED.match(word.bare)) is not None}
         for word in words:
             if any(part.name in names for part in word.parts):
@@ -310,7 +310,7 @@ class _Script:
             return [_UnknownWord(word.written, error.names)]
 
     def _fields(self, parts: Sequence[WordPart], *, splits: bool) -> list[str]:
-        """The texts that these parts become; values outside of quotes are split at blanks."""
+        """Return the texts that these parts become; values outside of quotes are split at blanks."""
         fields = [""]
         for part in parts:
             if not part.is_read:
@@ -346,7 +346,7 @@ class _Script:
 
 
 def _program(texts: Sequence[str]) -> tuple[str, int, int] | None:
-    """The program that a command starts, with the indices of its name and of the word behind it."""
+    """Return the program that a command starts, with the indices of its name and of the word behind it."""
     for start, text in enumerate(texts):
         for words, program in _PROGRAMS.items():
             end = start + len(words)
@@ -366,8 +366,8 @@ def _shell_words(text: str) -> list[str]:
 def _known_words(
     process: _Process, lines: LineReader, result: Launch, missing: dict[str, int]
 ) -> list[tuple[str, int]]:
-    """The words of a process, without flags that pdserve sets and whose values are not known. What others depend on is
-    added to `missing`."""
+    """Return the words of a process, without flags that pdserve sets and whose values are not known. What others depend
+    on is added to `missing`."""
     words: list[tuple[str, int]] = []
     for item, line in process.words:
         if isinstance(item, str):

@@ -334,7 +334,7 @@ def _lmcache(tracked: TrackedTree, launch: Launch, path: Path) -> None:
 
 
 def _words(tracked: TrackedTree, path: Path) -> list[tuple[SourcedValue, ImportedFlag | str]]:
-    """The flags of a list of words, with their place."""
+    """Return the flags of a list of words, with their place."""
     at = tracked.take(*path)
     words = at.value if at is not None and isinstance(at.value, list) else []
     return [(at, item) for _, item in from_argv([str(word) for word in words])] if at is not None else []
@@ -426,8 +426,8 @@ NAMES = (*_OF_ALL_ROLES, _MORIIO)
 
 
 def transfer_config(name: str, role: EngineRole) -> Mapping[str, Any] | None:
-    """The mapping that srtctl gives an engine of this role, without the addresses and ports that it fills in at the
-    start. None for a name that is not known, or not for this role."""
+    """Return the mapping that srtctl gives an engine of this role, without the addresses and ports that it fills in at
+    the start. None for a name that is not known, or not for this role."""
     if name.lower() == _MORIIO and (side := _MORIIO_SIDES.get(role)):
         return {
             "kv_connector": "MoRIIOConnector",

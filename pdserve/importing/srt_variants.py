@@ -21,7 +21,7 @@ _OVERRIDE, _ZIP, _SCHEMA = "override_", "zip_override_", "schema"
 
 
 def variants(tree: Tree) -> dict[str, Tree]:
-    """Every variant by its name; one without a name where the file has one recipe only."""
+    """Return every variant by its name; one without a name where the file has one recipe only."""
     named = dict(_overridden(tree)) if tree.has("base") else {"": tree}
     return {name: variant for base, whole in named.items() for name, variant in _swept(base, whole)}
 

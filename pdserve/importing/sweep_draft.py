@@ -144,7 +144,8 @@ class SrtBenchmark:
 
 
 def read_benchmark(tree: Tree) -> SrtBenchmark:
-    """The section, or what `pdserve bench` usually sends where it is no benchmark of prompts of a fixed length."""
+    """Return the section, or what `pdserve bench` usually sends where it is no benchmark of prompts of a fixed
+    length."""
     section = tree.get(_SECTION)
     section = section if isinstance(section, dict) else {}
     kind = section.get("type")

@@ -50,7 +50,7 @@ def is_recipe(tree: Tree) -> bool:
 
 
 def key_in(tree: Tree, path: Path) -> str:
-    """The key, with the file where it is not the recipe itself."""
+    """Return the key, with the file where it is not the recipe itself."""
     return dotted(path) if is_recipe(tree) else f"{tree.file.rpartition('/')[2]} {dotted(path)}"
 
 
@@ -112,7 +112,7 @@ def _embedded(store: Tree) -> bool:
 
 
 def _flags(tree: Tree, path: Path, program: tuple[str, ...]) -> Iterator[tuple[SourcedValue, ImportedFlag | str]]:
-    """The flags of the first command that starts with `program`, in the text at `path`."""
+    """Yield the flags of the first command that starts with `program`, in the text at `path`."""
     text = tree.get(*path)
     if not isinstance(text, str):
         return
@@ -260,7 +260,8 @@ class _Composer:
         return name
 
     def _choose_offload(self, name: str, beside: Collection) -> _KvOffload:
-        """The option or store of that name. Raises RecipeError for one that is not there, or not for this launch."""
+        """Return the option or store of that name. Raises RecipeError for one that is not there, or not for this
+        launch."""
         stores, options = beside.stores, self.taxonomy.get("kv_offload")
         refused = {key: self._why_not(key) for key in (options if isinstance(options, dict) else {})}
         usable = [key for key, why in refused.items() if why is None]
@@ -403,7 +404,7 @@ class _Composer:
             layers.flag("enable-expert-parallel", True, at)
 
     def _single_node_size(self) -> int:
-        """A declared size, else one device where the weights fit on it, else all of the node."""
+        """Return a declared size, else one device where the weights fit on it, else all of the node."""
         if self.strategy != "single_node_tp":
             return self.gpus
         for raw in (
@@ -417,7 +418,7 @@ class _Composer:
         return 1 if weights and each and weights <= each else self.gpus
 
     def _for_hardware(self, value: Any) -> Any:
-        """A value, or one of a mapping by device, generation, maker or default."""
+        """Return a value, or one of a mapping by device, generation, maker or default."""
         if not isinstance(value, dict):
             return value
         keys = (self.hardware, self.generation, str(self.profile.get("brand")).lower(), "default")

@@ -28,7 +28,7 @@ class Tree:
     lines: Mapping[Path, int]
 
     def get(self, *path: str | int) -> Any:
-        """The value at `path`; None where there is none."""
+        """Return the value at `path`; None where there is none."""
         current: Any = self.data
         for part in path:
             known = current if isinstance(current, dict) else range(len(current)) if isinstance(current, list) else ()
@@ -47,7 +47,7 @@ class Tree:
         return next((self.lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self.lines), 1)
 
     def leaves(self, path: Path = ()) -> Iterator[Path]:
-        """The paths of all values below `path` that hold no others; empty mappings and lists are such values."""
+        """Yield the paths of all values below `path` that hold no others; empty mappings and lists are such values."""
         value = self.get(*path)
         inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         empty = True
@@ -59,7 +59,7 @@ class Tree:
 
 
 def read(text: str, file: str) -> Tree:
-    """The one mapping in `text`. Raises RecipeError where it is none."""
+    """Return the one mapping in `text`. Raises RecipeError where it is none."""
     try:
         loader = yaml.SafeLoader(text)
     except yaml.YAMLError as error:  # a character that YAML forbids
@@ -127,18 +127,18 @@ class TrackedTree:
         self.notes: list[Note] = []
 
     def at(self, *path: str | int) -> SourcedValue:
-        """The value at `path` with its place, without marking it as read."""
+        """Return the value at `path` with its place, without marking it as read."""
         return SourcedValue(self.tree.get(*path), dotted(path), self.tree.line(*path))
 
     def take(self, *path: str | int) -> SourcedValue | None:
-        """The value at `path`, which is read with this; None where there is none, or null."""
+        """Return the value at `path`, which is read with this; None where there is none, or null."""
         there = self.at(*path)
         if there.value is not None:
             self._done.add(path)
         return None if there.value is None else there
 
     def mapping(self, *path: str | int) -> dict[str, SourcedValue]:
-        """The entries of the mapping at `path`; they are read with this."""
+        """Return the entries of the mapping at `path`; they are read with this."""
         value = self.tree.get(*path)
         if not isinstance(value, dict):
             self.take(*path)
@@ -165,7 +165,7 @@ class TrackedTree:
 
 
 def whole_number(value: Any) -> int | None:
-    """A number that counts something, also as text."""
+    """Return a number that counts something, also as text."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):

@@ -178,7 +178,7 @@ async def until_idle(ask: AskNode, proxy_url: str, worker: str, *, key: str) -> 
 
 
 async def _in_flight(ask: AskNode, proxy_url: str, *, key: str) -> dict[str, int] | None:
-    """Requests that the proxy has in flight, by worker. None: it cannot be asked."""
+    """Return the requests that the proxy has in flight, by worker. None: it cannot be asked."""
     answer = await ask("GET", f"{proxy_url}/workers", headers=_bearer(key), seconds=_ASK_SECONDS)
     try:
         return {entry["name"]: entry["in_flight"] for entry in _object(answer)["workers"]}
@@ -191,7 +191,7 @@ def _bearer(key: str) -> dict[str, str]:
 
 
 def _object(answer: Answered) -> dict[str, Any]:
-    """The JSON object of an answer; an empty one if it has none."""
+    """Return the JSON object of an answer; an empty one if it has none."""
     try:
         parsed = json.loads(answer.body)
     except ValueError:

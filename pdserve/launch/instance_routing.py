@@ -65,6 +65,6 @@ class InstanceRouting:
         return lambda: all(self._fleet.phase_of(process) != "dead" for process in processes)
 
     def first_dead(self, name: str) -> str | None:
-        """The first process of an instance that is dead."""
+        """Return the first process of an instance that is dead."""
         dead = (p.name for p in self._fleet.plan.instance_of(name) if self._fleet.phase_of(p.name) == "dead")
         return next(dead, None)

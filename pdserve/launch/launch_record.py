@@ -149,6 +149,6 @@ class KeptRecord:
 
 
 def git_revision(folder: Path) -> str | None:
-    """The commit that this code is, with `-dirty` if it was changed; None outside a checkout."""
+    """Return the commit that this code is, with `-dirty` if it was changed; None outside a checkout."""
     tool = output_of(["git", "describe", "--always", "--dirty", "--abbrev=12"], timeout=_GIT_SECONDS, cwd=folder)
     return tool.out.strip() if tool.code == 0 else None

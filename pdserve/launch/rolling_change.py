@@ -105,7 +105,7 @@ class RollingChange:
         return "; ".join(f"{verb} {', '.join(names)}" for verb, names in parts if names) or "started nothing"
 
     def left(self) -> list[str]:
-        """Processes that still run as before, and are to be changed by the next `up`."""
+        """Return the processes that still run as before, and are to be changed by the next `up`."""
         return sorted((self._starting | self._gone) - self._done)
 
     # Steps ---------------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ class RollingChange:
         self._fleet.adopt(plan)
 
     def _members(self, name: str) -> set[str]:
-        """The processes of an instance in both plans."""
+        """Return the processes of an instance in both plans."""
         plans = [plan for plan in (self._running, self._new) if name in plan.names()]
         return {process.name for plan in plans for process in plan.instance_of(name)}
 
@@ -383,7 +383,7 @@ def _writes_to_a_deleted_log(fleet: Fleet) -> bool:
 
 
 async def _state_of(ask: AskNode, url: str) -> dict[str, Any]:
-    """The proxy's /health; empty if there is no answer, or another one."""
+    """Return the proxy's /health; empty if there is no answer, or another one."""
     answer = await ask("GET", url, seconds=_ASK_SECONDS)
     try:
         state = json.loads(answer.body)

@@ -208,7 +208,7 @@ class InstanceProofs:
         return outcomes
 
     def _peers(self, name: str) -> list[str]:
-        """Instances of the other role to which the proxy routes, or will as soon as to this one."""
+        """Return the instances of the other role to which the proxy routes, or will as soon as to this one."""
         plan = self._fleet.plan
         if plan.proxy_kind != "pdserve" or plan.mode == "aggregated" or not self._instances.serves("proxy"):
             return []
@@ -332,8 +332,8 @@ _PATIENCE_SECONDS = 60.0
 
 
 async def same_commit(plan: Plan, run: RunDir) -> str | None:
-    """The commit of the model on all nodes; None where it is not fetched. Raises StartError when nodes differ in it, or
-    in the model that writes drafts."""
+    """Return the commit of the model on all nodes; None where it is not fetched. Raises StartError when nodes differ in
+    it, or in the model that writes drafts."""
     fetched = [(process, await _record(run, process)) for process in plan.processes if process.fetches_weights]
     own: str | None = None
     for model, revision in dict.fromkeys((record["model"], record["revision"]) for _, record in fetched):

@@ -28,7 +28,7 @@ _HARMLESS = re.compile(
 
 
 def plain_line(line: str) -> str:
-    """The first LINE_CHARACTERS, without colours, and what a progress bar wrote last of what it wrote over."""
+    """Return the first LINE_CHARACTERS, without colours, and what a progress bar wrote last of what it wrote over."""
     text = _COLOR.sub("", line[:LINE_CHARACTERS]).rstrip("\r\n")
     return text.rsplit("\r", 1)[-1]
 
@@ -97,7 +97,7 @@ def read_from(file: Path, offset: int, limit: int = -1) -> bytes | None:
 
 
 def end_of(file: Path, limit: int) -> bytes:
-    """The last bytes of a log, also where it was cut a moment ago; nothing where there is none."""
+    """Return the last bytes of a log, also where it was cut a moment ago; nothing where there is none."""
     data = _end_of_file(file, limit)
     return data if len(data) == limit else _end_of_file(rotated_log(file), limit - len(data)) + data
 
@@ -111,7 +111,7 @@ def _end_of_file(file: Path, limit: int) -> bytes:
 
 
 def split(data: bytes) -> list[str]:
-    """The lines of a piece of a log, each cut to LINE_CHARACTERS."""
+    """Return the lines of a piece of a log, each cut to LINE_CHARACTERS."""
     return [line[:_UNFINISHED_BYTES].decode(errors="replace")[:LINE_CHARACTERS] for line in data.splitlines()]
 
 
@@ -126,7 +126,8 @@ _GROWTH = 8
 
 
 def without_echoes(lines: Sequence[str]) -> list[str]:
-    """The lines without these tracebacks and the answers after them. The first error of each API server stays."""
+    """Return the lines without these tracebacks and the answers after them. The first error of each API server
+    stays."""
     if not _has_dead_engine(lines):
         return list(lines)
     echoes: set[int] = set()
@@ -154,8 +155,8 @@ def without_echoes(lines: Sequence[str]) -> list[str]:
 
 
 def last_lines(end: Callable[[int], bytes], lines: int, limit: int) -> tuple[str, ...]:
-    """The last lines of a log without these tracebacks, at most so many, and `limit` bytes. `end`: its last bytes, at
-    most so many. What is read and searched has a limit too, however many requests there were."""
+    """Return the last lines of a log without these tracebacks, at most so many, and `limit` bytes. `end`: its last
+    bytes, at most so many. What is read and searched has a limit too, however many requests there were."""
     size = limit
     while True:
         data = end(size)

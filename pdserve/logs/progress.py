@@ -50,7 +50,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def describe(line: str) -> str | None:
-    """The progress of a start in a log line, None for most lines."""
+    """Return the progress of a start in a log line, None for most lines."""
     text = message(line)
     for pattern, template in _STEPS:
         if match := pattern.search(text):

@@ -86,7 +86,7 @@ class _Text(BaseModel):
 
 
 def texts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The configs of language models inside a config.json, innermost first, and at last the whole of it."""
+    """Yield the configs of language models inside a config.json, innermost first, and at last the whole of it."""
     for key in TEXT_CONFIGS:
         if isinstance(config.get(key), Mapping):
             yield from texts(config[key])
@@ -158,7 +158,7 @@ _MODELOPT_KV = ("fp8", "nvfp4")
 
 
 def with_separate_quantization(config: Mapping[str, Any], separate: object) -> dict[str, Any]:
-    """A config.json as vLLM completes it. `separate`: what hf_quant_config.json holds."""
+    """Return a config.json as vLLM completes it. `separate`: what hf_quant_config.json holds."""
     return (
         {**config, QUANTIZATION_KEY: separate}
         if config.get(QUANTIZATION_KEY) is None and isinstance(separate, Mapping)

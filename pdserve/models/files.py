@@ -51,7 +51,7 @@ _HEADER: TypeAdapter[dict[str, _Entry]] = TypeAdapter(dict[Annotated[str, Field(
 
 
 def tensors_of(file: Path) -> list[Tensor]:
-    """The tensors of a file. Raises HeaderError, or OSError where it cannot be read."""
+    """Return the tensors of a file. Raises HeaderError, or OSError where it cannot be read."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(_LENGTH), "little")
@@ -112,7 +112,7 @@ class ModelFiles:
 
 
 def hub_cache(environ: Mapping[str, str], download_dir: str | None = None) -> Path:
-    """The hub's cache folder as huggingface_hub finds it. `download_dir`: vLLM's flag."""
+    """Return the hub's cache folder as huggingface_hub finds it. `download_dir`: vLLM's flag."""
     if download_dir is not None:
         return Path(download_dir).expanduser()
     if named := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
@@ -124,7 +124,7 @@ def hub_cache(environ: Mapping[str, str], download_dir: str | None = None) -> Pa
 
 
 def cached_snapshot(cache: Path, model: str, revision: str | None) -> Path | None:
-    """The folder of a model of the hub in its cache; None: it is not there."""
+    """Return the folder of a model of the hub in its cache; None: it is not there."""
     folder = CacheFolder(cache, model)
     commit = folder.commit_of(revision or MAIN)
     return None if commit is None or not folder.snapshot(commit).is_dir() else folder.snapshot(commit)
@@ -163,7 +163,7 @@ def _small(file: Path) -> bytes | None:
 
 
 def read_model(folder: Path, *, load_format: str = "auto") -> ModelFiles:
-    """Everything that is known of a model without its weights. Raises PreflightError."""
+    """Return everything that is known of a model without its weights. Raises PreflightError."""
     config = config_in(folder)
     if config is None:
         raise PreflightError(

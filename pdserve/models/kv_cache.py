@@ -89,7 +89,7 @@ class KvCache:
 
     @property
     def token_bytes(self) -> float:
-        """Bytes of a token over all pipeline stages, one rank of each."""
+        """Return the bytes of a token over all pipeline stages, one rank of each."""
         return sum(group.page_bytes * len(group.layers) / group.block for group in self.groups)
 
     @property
@@ -102,7 +102,7 @@ class KvCache:
         return memory // self.block_bytes
 
     def concurrency(self, blocks: int) -> float:
-        """Requests of max-model-len that fit at once: 'Maximum concurrency' of vLLM's log."""
+        """Return the requests of max-model-len that fit at once: 'Maximum concurrency' of vLLM's log."""
         return blocks / self.blocks_a_request
 
     def longest_request(self, blocks: int) -> int:
@@ -326,7 +326,7 @@ class TableGroup:
 
 
 def table_groups(cache: KvCache) -> tuple[TableGroup, ...]:
-    """The groups of a cache as LMCache sees them."""
+    """Return the groups of a cache as LMCache sees them."""
     mode: MambaMode = "align" if cache.flags.prefix_caching else "none"
     return tuple(
         TableGroup(group.block, "recurrent", mode) if group.keeps == "recurrent" else TableGroup(group.block)
@@ -335,8 +335,8 @@ def table_groups(cache: KvCache) -> tuple[TableGroup, ...]:
 
 
 def scheduler_block(groups: Sequence[TableGroup], dcp: int = 1) -> int:
-    """The step that all groups have in common: the least common multiple of their spans. ValueError without groups
-    that cover tokens."""
+    """Return the step that all groups have in common: the least common multiple of their spans. ValueError without
+    groups that cover tokens."""
     spans = [span for group in groups if (span := group.span(dcp)) > 0]
     if not spans:
         raise ValueError("no group covers tokens")
@@ -373,7 +373,8 @@ def can_store(chunk: int, longest_prompt: int) -> bool:
 
 
 def good_chunk(groups: Sequence[TableGroup], wanted: int, dcp: int = 1) -> int:
-    """The chunk size closest below `wanted` that consists of whole blocks of every group, or the smallest there is."""
+    """Return the chunk size closest below `wanted` that consists of whole blocks of every group, or the smallest there
+    is."""
     block = scheduler_block(groups, dcp)
     return max(wanted // block, 1) * block
 

@@ -59,7 +59,7 @@ class KvHints:
 
 
 def hints_of(config: Mapping[str, Any]) -> KvHints:
-    """The hints of a config.json. A config that names no kinds of layers has one: full attention."""
+    """Return the hints of a config.json. A config that names no kinds of layers has one: full attention."""
     hints = next((hint for text in texts(config) for hint in _hints(text)), None)
     return hints or KvHints(frozenset({"full"}), "")
 
@@ -104,7 +104,8 @@ def has_window(text: Mapping[str, Any]) -> bool:
 
 
 def kind_of(layer: object, text: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The kinds of KV of a layer of this type; None: it keeps none. A window that is turned off is full attention."""
+    """Return the kinds of KV of a layer of this type; None: it keeps none. A window that is turned off is full
+    attention."""
     windows = bool(text.get("sliding_window") or text.get("attention_chunk_size"))
     windows = windows and text.get("use_sliding_window") is not False
     if layer in _NOTHING:
@@ -223,18 +224,18 @@ class State:
     """The dtype of the state proper, as the config.json or the model class asks; None: that of the convolution."""
 
     def convolution(self, tp: int, drafts: int) -> int:
-        """Elements that one rank keeps. `drafts`: tokens that are drafted in a step."""
+        """Return the elements that one rank keeps. `drafts`: tokens that are drafted in a step."""
         extra = 0 if not self.groups or self.groups % tp == 0 else tp - self.groups
         channels = self.channels + self.group_channels * (self.groups + extra)
         return channels // tp * (self.kernel - 1 + (drafts if self.keeps_drafts else 0))
 
     def recurrent(self, tp: int) -> int:
-        """Elements of the state proper that one rank keeps."""
+        """Return the elements of the state proper that one rank keeps."""
         return self.heads // tp * self.head_elements
 
 
 def state_of(text: Mapping[str, Any]) -> State | None:
-    """The state of a layer of this text config; None: its kind is not known, or a key is missing."""
+    """Return the state of a layer of this text config; None: its kind is not known, or a key is missing."""
     model = str(text.get("model_type", ""))
     try:
         return _state(model, text)
@@ -298,18 +299,18 @@ class Layer:
         return self.state is None and self.value_size == 0
 
     def elements(self, tp: int) -> int:
-        """Numbers that one rank keeps of one token."""
+        """Return the numbers that one rank keeps of one token."""
         heads = 1 if self.latent else max(1, self.kv_heads // tp)
         return heads * (self.head_size + self.value_size)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config.json that describes the language model."""
+    """Return the part of a config.json that describes the language model."""
     return next(text for text in texts(config) if "num_hidden_layers" in text or text is config)
 
 
 def layers_of(config: Mapping[str, Any], *, drafts: bool = False) -> tuple[Layer, ...]:
-    """The layers that keep KV. `drafts`: those of the model's own MTP modules too, as when it drafts for itself.
+    """Return the layers that keep KV. `drafts`: those of the model's own MTP modules too, as when it drafts for itself.
 
     Raises UnknownModelError.
     """

@@ -51,7 +51,7 @@ class Tensor:
 
     @property
     def stored_bytes(self) -> int:
-        """The bytes in the file."""
+        """Return the bytes in the file."""
         return math.prod(self.shape) * BITS[self.dtype] // 8
 
     def loaded_bytes(self, model_bytes: int) -> int:

@@ -33,8 +33,8 @@ class SwapUse:
 
     @property
     def read_back(self) -> int:
-        """Bytes that all processes of the node have read from swap since this was made: what is swapped out and never
-        read again slows nothing down."""
+        """Return the bytes that all processes of the node have read from swap since this was made: what is swapped out
+        and never read again slows nothing down."""
         return max(0, self._pages_read() - self._from) * os.sysconf("SC_PAGE_SIZE")
 
     def look(self, pids: Iterable[int]) -> bool:

@@ -112,11 +112,11 @@ class Supervised:
 
     @property
     def root_pid(self) -> int | None:
-        """The PID whose exit code is ours to collect, until it was: then it may be another process's."""
+        """Return the PID whose exit code is ours to collect, until it was: then it may be another process's."""
         return None if self._child is None or self._child.reaped else self._child.pid
 
     def family(self) -> set[int]:
-        """Live PIDs of the tree."""
+        """Return the live PIDs of the tree."""
         return set() if self._child is None or self.done else self._child.family()
 
     def start(self, secrets: Mapping[str, str], cpu_share: tuple[int, int] | None = None) -> None:
@@ -330,8 +330,8 @@ class Supervised:
             await asyncio.sleep(_BEHIND_SECONDS if log.behind else _FOLLOW_SECONDS)
 
     def log_tail(self) -> tuple[str, ...]:
-        """The last lines that THIS process wrote, without what each request of a dead engine repeats: the log may begin
-        with an earlier life of it."""
+        """Return the last lines that THIS process wrote, without what each request of a dead engine repeats: the log
+        may begin with an earlier life of it."""
         return last_lines(self._end, TAIL_LINES, _TAIL_BYTES)
 
     def _end(self, limit: int) -> bytes:
@@ -370,7 +370,7 @@ def _log(text: str) -> None:
 
 
 def _end_of(log: Path, start: int, limit: int) -> bytes:
-    """The last bytes of a log, none from before `start`."""
+    """Return the last bytes of a log, none from before `start`."""
     try:
         size = log.stat().st_size
     except OSError:
@@ -379,7 +379,7 @@ def _end_of(log: Path, start: int, limit: int) -> bytes:
 
 
 def environment(rule: Env, inherited: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """The environment that a rule of the plan means on this node."""
+    """Return the environment that a rule of the plan means on this node."""
     base = {name: value for name, value in inherited.items() if rule.inherits(name)}
     return {**base, **rule.set, **secrets}
 

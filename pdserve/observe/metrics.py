@@ -89,7 +89,7 @@ class EngineSnapshot:
 
     @property
     def received_tokens(self) -> int | None:
-        """Prompt tokens whose KV was transferred to this engine instead of being computed by it."""
+        """Return the prompt tokens whose KV was transferred to this engine instead of being computed by it."""
         return None if self.prompt_tokens is None else self.prompt_tokens.get("external_kv_transfer", 0)
 
     @property
@@ -269,7 +269,7 @@ async def lmcache_salt_use(http_url: str, salts: Collection[str], client: httpx.
 
 
 async def read_metrics(url: str, client: httpx.AsyncClient) -> Page:
-    """The samples of /metrics, or why there are none."""
+    """Return the samples of /metrics, or why there are none."""
     try:
         response = await client.get(f"{url}/metrics", timeout=_TIMEOUT_SECONDS)
         response.raise_for_status()
@@ -299,7 +299,7 @@ def _error_text(error: Exception) -> str:
 
 
 def total(samples: Iterable[Sample], name: str) -> int | None:
-    """The sum of a metric's samples; None without any, or where one is no number."""
+    """Return the sum of a metric's samples; None without any, or where one is no number."""
     value = _fold(samples, name, sum)
     return None if value is None else int(value)
 

@@ -28,7 +28,7 @@ _MARGIN_SECONDS = 10.0
 
 
 def seen_from_here(plan: Plan, state: DeploymentState) -> Plan:
-    """The plan with the URLs of LMCache servers as `client` can reach them from this machine."""
+    """Return the plan with the URLs of LMCache servers as `client` can reach them from this machine."""
 
     def seen(server: LmcacheServer) -> LmcacheServer:
         port = urlsplit(server.http_url).port or 0
@@ -38,7 +38,7 @@ def seen_from_here(plan: Plan, state: DeploymentState) -> Plan:
 
 
 def loopback_of(process: Process, port: int, state: DeploymentState) -> str:
-    """The URL of a port on the loopback of a process's node, as `client` can reach it from this machine."""
+    """Return the URL of a port on the loopback of a process's node, as `client` can reach it from this machine."""
     node = state.nodes.get(process.node)
     here = node is None or is_here(node.hostname, node.place)
     return f"http://127.0.0.1:{port}" if here else f"http://{process.node}{_SUFFIX}:{port}"

@@ -59,7 +59,7 @@ class StatusView:
         return self.phase == "ready"
 
     def uptime(self, name: str) -> float | None:
-        """Seconds since the process was started; None unless it lives."""
+        """Return the seconds since the process was started; None unless it lives."""
         process = self.state.processes[name]
         if process.started_at is None or process.phase in ("pending", "done", "dead", "stopped"):
             return None
@@ -72,7 +72,7 @@ class StatusView:
 
     @property
     def untested(self) -> tuple[str, ...]:
-        """vLLM's names of connectors in use that ran on no device here."""
+        """Return vLLM's names of connectors in use that ran on no device here."""
         return untested_connectors(
             connector.class_name for process in self.plan.processes for connector in process.connectors
         )

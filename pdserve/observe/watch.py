@@ -124,7 +124,7 @@ class MetricsWindow:
         return None if added is None else added / self.seconds(process)
 
     def distribution(self, processes: Iterable[str], name: str) -> Distribution | None:
-        """The observations of a histogram, of all these processes together. None: none of them has it."""
+        """Return the observations of a histogram, of all these processes together. None: none of them has it."""
         by_bound: dict[float, float] = {}
         for process in processes:
             if not self.seconds(process):

@@ -106,8 +106,8 @@ class ImportedRecipe:
 def import_file(
     file: Path, choice: ImportChoice, environ: Mapping[str, str] = os.environ, ask: Ask = ask_none
 ) -> ImportedRecipe:
-    """The recipe that `file` describes; `ask`: whose parser reads the flags of its engines. Raises RecipeError where it
-    describes none, or none that is valid."""
+    """Return the recipe that `file` describes; `ask`: whose parser reads the flags of its engines. Raises RecipeError
+    where it describes none, or none that is valid."""
     try:
         source, beside = text_of(file), _collection_files(file)
         draft, parser = read_with(
@@ -185,7 +185,7 @@ def _check_writable(text: str, file: Path) -> None:
 
 
 def _collection_files(file: Path) -> dict[str, str]:
-    """The files of the collection that `file` is in, by their paths there; empty where it is in none."""
+    """Return the files of the collection that `file` is in, by their paths there; empty where it is in none."""
     for folder in file.absolute().parents:
         if (folder / TAXONOMY).is_file():
             there = [folder / TAXONOMY]

@@ -54,7 +54,7 @@ class Destination:
 
     @property
     def job(self) -> str | None:
-        """The Slurm job whose nodes these are."""
+        """Return the Slurm job whose nodes these are."""
         return None if self.machines is None else self.machines.job
 
     def names(self, platform: Platform) -> list[str]:

@@ -101,7 +101,7 @@ def model_files(loaded: LoadedRecipe) -> str | None:
 
 
 def model_config(loaded: LoadedRecipe, *, online: bool = False) -> dict[str, Any] | None:
-    """The config.json of the model, where it is on this machine; `online`: else, of an id, from the hub.
+    """Return the config.json of the model, where it is on this machine; `online`: else, of an id, from the hub.
 
     A folder without config.json is the preflight's to refuse: it looks on the node. Raises PreflightError if the hub
     has none.
@@ -129,13 +129,14 @@ def errors_with_lines(loaded: LoadedRecipe, cluster: LoadedCluster | None = None
 
 
 def recipe_words(recipe: Path, set_: Sequence[str], unset: Sequence[str]) -> list[str]:
-    """The recipe and its overrides as `pdserve up` takes them."""
+    """Return the recipe and its overrides as `pdserve up` takes them."""
     options = [*(("--set", text) for text in set_), *(("--unset", text) for text in unset)]
     return [str(recipe), *(word for option in options for word in option)]
 
 
 def batch_script(planned: PlannedRecipe, words: Sequence[str], *, command: Sequence[str] = ()) -> str:
-    """The script that sbatch takes, on its stdin too; errors name the recipe's lines. `command`: of `pdserve run`."""
+    """Return the script that sbatch takes, on its stdin too; errors name the recipe's lines. `command`: of `pdserve
+    run`."""
     with errors_with_lines(planned.loaded):
         return render_sbatch(planned.loaded.recipe, planned.plan, words, command=command)
 

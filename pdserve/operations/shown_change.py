@@ -60,8 +60,8 @@ def shown_change(run: str, plan: Plan, new: Plan, changes: Change, living: Colle
 
 
 def change_there(loaded: LoadedRecipe, there: Destination, report: Report) -> tuple[Plan, ShownChange] | None:
-    """The plan that `up` would go on with, and what it would do for it. None: no deployment of this name runs. Other
-    machines are looked at, as `up` does. Raises StateError where it runs elsewhere, and what `look` raises."""
+    """Return the plan that `up` would go on with, and what it would do for it. None: no deployment of this name runs.
+    Other machines are looked at, as `up` does. Raises StateError where it runs elsewhere, and what `look` raises."""
     if (run := find_running(home(os.environ), loaded.recipe.name)) is None:
         return None
     check_place(run, there.names(loaded.recipe.platform), job=there.job)
@@ -126,8 +126,8 @@ def shown_nodes(loaded: LoadedRecipe, machines: Candidates, nodes: Sequence[Node
 
 
 def with_shown_agents(planned: PlannedRecipe) -> PlannedRecipe:
-    """A plan for nodes that are not known yet: several nodes, and pyxis, are shown as a Slurm job has them. One node
-    without a container is this machine, and its agent a child of the launcher."""
+    """Return a plan for nodes that are not known yet: several nodes, and pyxis, are shown as a Slurm job has them. One
+    node without a container is this machine, and its agent a child of the launcher."""
     recipe, nodes = planned.loaded.recipe, planned.plan.nodes
     in_job = len(nodes) > 1 or (recipe.container is not None and recipe.container.kind == "pyxis")
     if not in_job and recipe.container is None:

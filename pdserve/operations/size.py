@@ -27,7 +27,7 @@ def size(loaded: LoadedRecipe, given: SizingOptions, *, online: bool = False) ->
 
 
 def find_crossings(planned: PlannedRecipe) -> list[Finding]:
-    """The edges that a plan crosses by what recipe and model state. What cannot be computed is no finding."""
+    """Return the edges that a plan crosses by what recipe and model state. What cannot be computed is no finding."""
     try:
         return judge_crossings(planned.plan, _size_plan(planned, SizingOptions()).crossings)
     except (PreflightError, RecipeError):

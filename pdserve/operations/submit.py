@@ -41,7 +41,7 @@ class Submission:
 
 
 def submission(recipe: Path, set_: Sequence[str], unset: Sequence[str], command: Sequence[str] = ()) -> Submission:
-    """The job that brings the recipe up; with a `command` it runs that, and takes the deployment down."""
+    """Return the job that brings the recipe up; with a `command` it runs that, and takes the deployment down."""
     loaded = load(recipe, set_, unset)
     planned = plan_for(loaded, None, run_dir=f"run-{recipe.stem}", run_id="rendered")
     words = recipe_words(recipe.absolute(), set_, unset)
@@ -160,7 +160,7 @@ class _Following:
         return bool(whole)
 
     def _run(self) -> RunDir | None:
-        """The run of this job, once it has one."""
+        """Return the run of this job, once it has one."""
         if (last := last_run(home(os.environ), self._name)) is None:
             return None
         run, plan = last

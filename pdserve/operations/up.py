@@ -120,7 +120,7 @@ def dry_run(loaded: LoadedRecipe, there: Destination, report: Report) -> Planned
 
 
 def recorded_recipe(root: Path) -> Path:
-    """The recipe of the one deployment that there is, for an `up` that names none. Raises StateError."""
+    """Return the recipe of the one deployment that there is, for an `up` that names none. Raises StateError."""
     return find(root, None).recipe
 
 

@@ -110,7 +110,7 @@ def _recording_class(parser_class: Any) -> Any:
 
 
 def name_of(action: argparse.Action) -> str:
-    """The whole name of a flag."""
+    """Return the whole name of a flag."""
     return next((text for text in action.option_strings if text.startswith("--")), action.option_strings[0]).lstrip("-")
 
 

@@ -86,7 +86,7 @@ def _abort_unsent(original: Callable[..., Any], patch: str) -> Callable[..., Any
 
 
 def _kept_under(body: bytes) -> str:
-    """EngineCore's name of the request whose KV a decode would pull; empty: this is no answer of prefill."""
+    """Return EngineCore's name of the request whose KV a decode would pull; empty: this is no answer of prefill."""
     try:
         parameters = json.loads(body).get("kv_transfer_params") or {}
     except ValueError:

@@ -55,8 +55,8 @@ def no_route(path: str) -> ApiError:
 
 
 def from_upstream(worker: str, status: int, body: bytes, key_of_client: bool = False) -> ApiError:
-    """The engine's own error with its status; what is not meant for clients becomes a 502. `key_of_client`: it was the
-    client's own key that the engine judged."""
+    """Return the engine's own error with its status; what is not meant for clients becomes a 502. `key_of_client`: it
+    was the client's own key that the engine judged."""
     if status in (401, 403) and key_of_client:
         return ApiError(status, "The engine does not accept this API key.")
     if status in (401, 403):
@@ -78,7 +78,7 @@ def from_upstream(worker: str, status: int, body: bytes, key_of_client: bool = F
 
 
 def from_event(worker: str, data: bytes) -> ApiError | None:
-    """The error in the first event of a stream: vLLM answers 200 before it knows that the KV did not arrive."""
+    """Return the error in the first event of a stream: vLLM answers 200 before it knows that the KV did not arrive."""
     error = _error_field(data)
     if error is None:
         return None

@@ -22,7 +22,7 @@ _MOST_BYTES = 1 << 24
 
 
 def read_regular(path: Path) -> bytes:
-    """The content of a regular file of up to 16 MiB. OSError: it cannot be read, or is none."""
+    """Return the content of a regular file of up to 16 MiB. OSError: it cannot be read, or is none."""
     # Without O_NONBLOCK opening a pipe waits for who writes to it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

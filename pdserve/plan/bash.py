@@ -118,7 +118,7 @@ def _agent(node: Node) -> Iterator[str]:
 
 
 def _comment_lines(text: str) -> Iterator[str]:
-    """A comment of several lines: bash runs what stands behind a line break of a value, quoted or not."""
+    """Yield a comment of several lines: bash runs what stands behind a line break of a value, quoted or not."""
     first, *others = text.split("\n")
     yield first
     yield from (f"#   {line}" for line in others)

@@ -63,10 +63,10 @@ def build_plan(
     model_config: Mapping[str, Any] | None = None,
     running: RunningProcesses = NOTHING,
 ) -> Plan:
-    """The whole deployment as data. `recipe_dir` is what model.path is relative to; `recipe_file` is quoted in advice.
-    `python` runs what is on a node that names no interpreter of its own; engine.python wins for all but the proxy.
-    `model_config`: the content of the model's config.json; None where it is not at hand. `running`: the deployment that
-    gets this plan; what it has already stays where it is.
+    """Return the whole deployment as data. `recipe_dir` is what model.path is relative to; `recipe_file` is quoted in
+    advice. `python` runs what is on a node that names no interpreter of its own; engine.python wins for all but the
+    proxy. `model_config`: the content of the model's config.json; None where it is not at hand. `running`: the
+    deployment that gets this plan; what it has already stays where it is.
 
     Raises RecipeError for what cannot work anywhere, PreflightError for what does not fit these nodes or versions.
     """

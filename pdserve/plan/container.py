@@ -45,7 +45,7 @@ def is_file(image: str) -> bool:
 
 
 def shared_file(kind: Kind, image: str, store: str) -> str | None:
-    """The file in the folder `store` that is made of an image of a registry; None: there is no need of one."""
+    """Return the file in the folder `store` that is made of an image of a registry; None: there is no need of one."""
     bare = image.removeprefix("docker://")
     if kind == "docker" or is_file(bare) or (kind == "pyxis" and "://" in bare):
         return None
@@ -53,7 +53,7 @@ def shared_file(kind: Kind, image: str, store: str) -> str | None:
 
 
 def readable_file_name(*parts: str) -> str:
-    """A file name that people recognise, and that no other text has."""
+    """Return a file name that people recognise, and that no other text has."""
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
     return f"{re.sub('[^A-Za-z0-9.]+', '-', parts[-1].removeprefix('docker://')).strip('-')[-80:]}-{digest}"
 
@@ -130,7 +130,7 @@ def cache_folder(root: str, *, image: str, model: str) -> str:
 
 
 def cache_variables(folder: str, platform: Platform) -> dict[str, str]:
-    """Variables of everything that runs in the container."""
+    """Return the variables of everything that runs in the container."""
     return {name: posixpath.join(folder, part) for name, part in {**_CACHES, **_PLATFORM_CACHES[platform]}.items()}
 
 
@@ -211,14 +211,14 @@ def wrap_agent(container: Container, image: str, arguments: Sequence[str], aroun
 
 
 def source_folder(package: str) -> str | None:
-    """The folder to mount for the package `package` (.../pdserve): its parent, if that is a source tree. None where it
-    is installed, because the other packages beside it are the node's and would shadow the image's."""
+    """Return the folder to mount for the package `package` (.../pdserve): its parent, if that is a source tree. None
+    where it is installed, because the other packages beside it are the node's and would shadow the image's."""
     folder = posixpath.dirname(package.rstrip("/"))
     return None if posixpath.basename(folder) in ("site-packages", "dist-packages") else folder
 
 
 def cache_of(recipe: Recipe) -> str | None:
-    """The folder of compiled kernels for the recipe's image and model; None: none is kept."""
+    """Return the folder of compiled kernels for the recipe's image and model; None: none is kept."""
     root = None if recipe.container is None else recipe.container.compile_cache
     if root is None:
         return None
@@ -226,7 +226,7 @@ def cache_of(recipe: Recipe) -> str | None:
 
 
 def image_of(recipe: Recipe) -> str:
-    """The image of the recipe's container. Rules guarantee that there is one."""
+    """Return the image of the recipe's container. Rules guarantee that there is one."""
     image = (recipe.container.image if recipe.container is not None else None) or recipe.image
     assert image is not None
     return image

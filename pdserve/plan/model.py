@@ -106,7 +106,7 @@ class Plan(Frozen):
         return any(argument.startswith("--l2-adapter") for argv in argvs for argument in argv)
 
     def process(self, name: str) -> Process:
-        """The process of that name. KeyError if there is none."""
+        """Return the process of that name. KeyError if there is none."""
         for process in self.processes:
             if process.name == name:
                 return process
@@ -119,11 +119,11 @@ class Plan(Frozen):
 
     @property
     def logs(self) -> Logs:
-        """The limits of each process's log."""
+        """Return the limits of each process's log."""
         return self.processes[0].logs
 
     def node(self, name: str) -> Node:
-        """The node of that name. KeyError if there is none."""
+        """Return the node of that name. KeyError if there is none."""
         for node in self.nodes:
             if node.name == name:
                 return node
@@ -145,7 +145,7 @@ class Plan(Frozen):
 
     @property
     def proxy_place(self) -> str:
-        """The node where its URL holds, for people: empty if everywhere that the nodes' network reaches."""
+        """Return the node where its URL holds, for people: empty if everywhere that the nodes' network reaches."""
         proxy = self.process("proxy")
         here = all(isinstance(node.reach, Local) for node in self.nodes)
         if here or not self.proxy_on_loopback:
@@ -153,14 +153,15 @@ class Plan(Frozen):
         return f" on {proxy.node} only (proxy.host opens it to others)"
 
     def instance_of(self, name: str) -> tuple[Process, ...]:
-        """All processes of the engine instance that one belongs to, its leader first; of anything else, itself."""
+        """Return all processes of the engine instance that one belongs to, its leader first; of anything else,
+        itself."""
         process = self.process(name)
         if process.instance is None:
             return (process,)
         return tuple(p for p in self.processes if p.instance == process.instance)
 
     def names(self) -> tuple[str, ...]:
-        """Names of all processes, in plan order."""
+        """Return the names of all processes, in plan order."""
         return tuple(p.name for p in self.processes)
 
 

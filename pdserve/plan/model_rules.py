@@ -212,7 +212,7 @@ class _Case:
         return all(is_affected(package, text, self.versions) for package, text in defect.versions.items())
 
     def number(self, flag: str) -> int | None:
-        """The value of a flag that is a number above 0."""
+        """Return the value of a flag that is a number above 0."""
         return known_int(self.args, flag)
 
 

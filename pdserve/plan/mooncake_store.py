@@ -48,14 +48,14 @@ class StoreClient:
 
 
 def master_needs(recipe: Recipe, node: Node) -> Iterator[Need]:
-    """The ports of the master, which is on `node`."""
+    """Yield the ports of the master, which is on `node`."""
     if recipe.mooncake_store is not None:
         yield Need(node.name, NAME, _RPC, role="mooncake-master")
         yield Need(node.name, NAME, _HTTP, role="mooncake-master")
 
 
 def master_processes(recipe: Recipe, node: Node, ports: AssignedPorts, *, python: str) -> Iterator[Process]:
-    """The master on `node`; nothing without the section. Its HTTP side has no key, and stays on loopback."""
+    """Yield the master on `node`; nothing without the section. Its HTTP side has no key, and stays on loopback."""
     section = recipe.mooncake_store
     if section is None:
         return

@@ -106,7 +106,8 @@ def reach_argv(reach: Local | Srun | Ssh, node: str, step: str, argv: Sequence[s
 
 
 def term_seconds(reach: Local | Srun | Ssh) -> float | None:
-    """Seconds that all stops on a node may take when Slurm asks for them; None: nothing is killed afterwards."""
+    """Return the seconds that all stops on a node may take when Slurm asks for them; None: nothing is killed
+    afterwards."""
     if not isinstance(reach, Srun):
         return None
     return max(1.0, reach.kill_wait - min(_KILL_WAIT_MARGIN_SECONDS, reach.kill_wait / 3))
@@ -133,7 +134,7 @@ class Node(Frozen):
     a child of the launcher."""
 
     def python(self, otherwise: str) -> str:
-        """The interpreter there, which stands last in `command`; `otherwise`: where nothing is known of it."""
+        """Return the interpreter there, which stands last in `command`; `otherwise`: where nothing is known of it."""
         return self.command[-1] if self.command else otherwise
 
 
@@ -173,7 +174,7 @@ def agent_argv(node: Node, *, run_dir: str, run_id: str, timeouts: Timeouts) -> 
 
 
 def with_agent(node: Node, *, run_dir: str, run_id: str, timeouts: Timeouts) -> Node:
-    """The node with the line that starts its agent from here: docker, srun or ssh. Secrets are not in it: the launcher
-    sends them to the agent."""
+    """Return the node with the line that starts its agent from here: docker, srun or ssh. Secrets are not in it: the
+    launcher sends them to the agent."""
     argv: Sequence[str] = agent_argv(node, run_dir=run_dir, run_id=run_id, timeouts=timeouts)
     return node.model_copy(update={"agent": reach_argv(node.reach, node.name, step_name(node.name), argv)})

@@ -28,7 +28,7 @@ def deployment_of(recipe: Recipe, role: Role, connector: AnyConnector | None, ve
 
 
 def settings_of(recipe: Recipe, role: Role, connector: AnyConnector | None) -> frozenset[str]:
-    """The settings of this role that only a patch provides."""
+    """Return the settings of this role that only a patch provides."""
     settings = set()
     if role.load_timeout_seconds is not None:
         settings.add("load_timeout_seconds")
@@ -68,10 +68,10 @@ def minimum_load(recipe: Recipe) -> int | None:
 
 
 def select_patches(recipe: Recipe, role: Role, connector: AnyConnector | None, versions: Versions) -> tuple[str, ...]:
-    """The patches of a role's engines, names in the order of the registry.
+    """Return the patches of a role's engines, names in the order of the registry.
 
-    Raises RecipeError when the recipe's list leaves out one that it cannot do without: a required one, or the one
-    that provides a setting of the recipe.
+    Raises RecipeError when the recipe's list leaves out one that it cannot do without: a required one, or the one that
+    provides a setting of the recipe.
     """
     for name in recipe.allow_unknown_upstream:
         registry.find(name, where="allow_unknown_upstream")
@@ -94,7 +94,7 @@ def runs_in_server(patch: Patch) -> bool:
 
 
 def missing_patch_error(patch: Patch, deployment: Deployment) -> RecipeError:
-    """The error about a list of patches that lacks one which the deployment needs."""
+    """Return the error about a list of patches that lacks one which the deployment needs."""
     asked = sorted(patch.settings & deployment.settings)
     needs = f"the setting {asked[0]}" if asked else f"vllm {deployment.versions.vllm or '(of unknown version)'}"
     return RecipeError(

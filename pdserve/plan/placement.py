@@ -54,7 +54,7 @@ class Instance:
         return self.role.parallel.load_balancing == "internal"
 
     def process_name(self, rank: int) -> str:
-        """The name of the process of that rank."""
+        """Return the name of the process of that rank."""
         if rank == 0:
             return self.name
         return f"{self.name}-{'rank' if self.role.parallel.load_balancing == 'external' else 'node'}{rank}"
@@ -64,11 +64,12 @@ class Instance:
         return rank == 0 or not self.balances_itself
 
     def server_of(self, rank: int) -> str:
-        """The name of the process whose API server the engines of that process belong to."""
+        """Return the name of the process whose API server the engines of that process belong to."""
         return self.process_name(rank) if self.has_server(rank) else self.name
 
     def dp_ranks(self, rank: int) -> range:
-        """The data-parallel ranks whose ports are those of that process: with one API server for all, every rank."""
+        """Return the data-parallel ranks whose ports are those of that process: with one API server for all, every
+        rank."""
         each = self.role.parallel.ranks_of_server
         first = 0 if self.balances_itself else rank * each
         return range(first, first + each)
@@ -89,7 +90,7 @@ def split_by_process(parallel: Parallel, shares: Sequence[Share]) -> tuple[Share
 
 
 def devices_on_one_node(parallel: Parallel) -> int:
-    """Devices that an instance needs on each of its nodes."""
+    """Return the devices that an instance needs on each of its nodes."""
     return -(-parallel.workers // parallel.nodes)
 
 
@@ -407,7 +408,7 @@ def _advice(recipe: Recipe, nodes: Sequence[Node], recipe_file: str) -> str:
 
 
 def _halved_until_it_fits(recipe: Recipe, nodes: Sequence[Node]) -> str | None:
-    """The overrides that make it fit by halving tensor parallelism, if that is possible at all."""
+    """Return the overrides that make it fit by halving tensor parallelism, if that is possible at all."""
     if any(role.devices is not None for _, role in recipe.roles()):
         return None
     smaller = recipe

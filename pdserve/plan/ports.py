@@ -129,15 +129,15 @@ class AssignedPorts:
             _check(node, claims)
 
     def range(self, process: str, purpose: str) -> range:
-        """All ports of that purpose; empty if the process has none."""
+        """Return all ports of that purpose; empty if the process has none."""
         return self._ranges.get((process, purpose), range(0))
 
     def first(self, process: str, purpose: str) -> int:
-        """The first port of that purpose. KeyError if the process has none."""
+        """Return the first port of that purpose. KeyError if the process has none."""
         return self._ranges[process, purpose].start
 
     def pinned(self, process: str) -> dict[str, int]:
-        """The ports that this process will listen on, by purpose; a second one of a purpose is `kv_events-1`."""
+        """Return the ports that this process will listen on, by purpose; a second one of a purpose is `kv_events-1`."""
         return {
             purpose if index == 0 else f"{purpose}-{index}": port
             for (name, purpose), ports in self._ranges.items()
@@ -146,7 +146,7 @@ class AssignedPorts:
         }
 
     def chosen(self, process: str) -> dict[str, PortRange]:
-        """The ranges out of which this process chooses, by purpose."""
+        """Return the ranges out of which this process chooses, by purpose."""
         return {
             purpose: PortRange(first=ports.start, last=ports.stop - 1)
             for (name, purpose), ports in self._ranges.items()
@@ -176,7 +176,7 @@ class _Series:
                 self._held |= running.ports(role, need.node, need.purpose)
 
     def next_of(self, need: Need) -> range:
-        """The next block of its role in which no other process has a port."""
+        """Return the next block of its role in which no other process has a port."""
         if need.port is not None:
             return range(need.port, need.port + need.count)
         turn = list(self._blocks).index(need.role)

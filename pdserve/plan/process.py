@@ -147,41 +147,42 @@ class Process(Frozen):
 
     @property
     def is_engine(self) -> bool:
-        """True for a vLLM engine, and a follower of one."""
+        """Return True for a vLLM engine, and a follower of one."""
         return is_engine(self.role)
 
     @property
     def is_lmcache(self) -> bool:
-        """True for an LMCache server."""
+        """Return True for an LMCache server."""
         return self.role == "lmcache"
 
     @property
     def is_store_master(self) -> bool:
-        """True for the master of a Mooncake store."""
+        """Return True for the master of a Mooncake store."""
         return self.role == "mooncake-master"
 
     @property
     def is_proxy(self) -> bool:
-        """True for what clients talk to."""
+        """Return True for what clients talk to."""
         return self.role == "proxy"
 
     @property
     def fetches_weights(self) -> bool:
-        """True for a download of the model."""
+        """Return True for a download of the model."""
         return self.role == "weights"
 
     @property
     def is_setup(self) -> bool:
-        """True for a command of the recipe's setup."""
+        """Return True for a command of the recipe's setup."""
         return self.role == "setup"
 
     @property
     def ends_when_done(self) -> bool:
-        """True if it does one thing before the others start, and ends."""
+        """Return True if it does one thing before the others start, and ends."""
         return isinstance(self.probe, ExitProbe)
 
     @property
     def rdma_devices(self) -> tuple[str, ...] | None:
-        """The RDMA devices that its connectors use, none when they may choose; None: it moves KV without RDMA."""
+        """Return the RDMA devices that its connectors use, none when they may choose; None: it moves KV without
+        RDMA."""
         used = [connector.rdma_devices for connector in self.connectors if connector.rdma_devices is not None]
         return tuple(dict.fromkeys(name for names in used for name in names)) if used else None

@@ -38,7 +38,7 @@ WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 def proxy_port_needs(recipe: Recipe, node: Node) -> Iterator[Need]:
-    """The proxy's port, and that of its admin endpoints; it runs on the first node."""
+    """Yield the proxy's port, and that of its admin endpoints; it runs on the first node."""
     yield Need(node.name, NAME, "proxy", role="proxy")
     admin = recipe.proxy.admin
     if admin is not None and admin.port is not None:
@@ -100,7 +100,7 @@ def proxy_process(recipe: Recipe, node: Node, config: ProxyConfig, *, run_dir: s
 
 
 def _with_paths(section: Section, folder: str, *fields: str) -> Section:
-    """The section with its paths as seen from `folder`."""
+    """Return the section with its paths as seen from `folder`."""
     paths = {field: path for field in fields if (path := getattr(section, field)) is not None}
     return section.model_copy(
         update={field: posixpath.normpath(posixpath.join(folder, path)) for field, path in paths.items()}
@@ -151,7 +151,7 @@ ROUTER_METRICS_HOST = "127.0.0.1"
 
 
 def router_metrics_need(node: Node) -> Need:
-    """The port of its figures, which cannot be turned off."""
+    """Return the port of its figures, which cannot be turned off."""
     return Need(node.name, NAME, "router_metrics", role="proxy")
 
 

@@ -32,25 +32,25 @@ class RunningProcesses:
         return bool(self._processes)
 
     def order(self, nodes: Sequence[Node]) -> list[Node]:
-        """The nodes in the order of that plan, whose first one has the proxy; others last."""
+        """Return the nodes in the order of that plan, whose first one has the proxy; others last."""
         rank = {name: index for index, name in enumerate(self._nodes)}
         return sorted(nodes, key=lambda node: rank.get(node.name, len(rank)))
 
     def process(self, name: str) -> Process | None:
-        """The process of that name."""
+        """Return the process of that name."""
         return self._processes.get(name)
 
     def instance(self, name: str) -> tuple[Process, ...]:
-        """The processes of an instance in the order of their ranks; (): there is none of that name."""
+        """Return the processes of an instance in the order of their ranks; (): there is none of that name."""
         return tuple(self._instances.get(name, ()))
 
     @property
     def engines(self) -> tuple[Process, ...]:
-        """The processes of all instances."""
+        """Return the processes of all instances."""
         return tuple(process for processes in self._instances.values() for process in processes)
 
     def of_role(self, role: ProcessRole) -> tuple[Process, ...]:
-        """The processes of a role, in plan order."""
+        """Return the processes of a role, in plan order."""
         return tuple(process for process in self._processes.values() if process.role == role)
 
     def moves(self, key: str, ports: Ports) -> bool:
@@ -79,7 +79,7 @@ NOTHING = RunningProcesses()
 
 
 def free_name(kind: str, taken: set[str]) -> str:
-    """The first of kind-0, kind-1, ... that is not taken; it is then."""
+    """Return the first of kind-0, kind-1, ... that is not taken; it is then."""
     index = 0
     while (name := f"{kind}-{index}") in taken:
         index += 1

@@ -74,7 +74,7 @@ def job_shape(recipe: Recipe) -> JobShape:
 
 
 def usable_nodes(recipe: Recipe, names: Sequence[str]) -> tuple[str, ...]:
-    """The nodes of a job without those that the recipe excludes."""
+    """Return the nodes of a job without those that the recipe excludes."""
     return tuple(name for name in names if name not in recipe.exclude_nodes)
 
 
@@ -115,7 +115,7 @@ def _nodes_with_work(recipe: Recipe, count: int, gpus: int) -> int:
 
 
 def _assumed_nodes(count: int, gpus: int) -> list[Node]:
-    """Nodes before any was looked at; their names do not matter."""
+    """Return nodes before any was looked at; their names do not matter."""
     return [Node(name=f"node{i}", devices=tuple(range(gpus))) for i in range(count)]
 
 
@@ -244,8 +244,9 @@ def render_sbatch(
 
 
 def signal_seconds(plan: Plan, *, runs: bool = False) -> int:
-    """Seconds from the launcher's signal to the job's end: the proxy's drain and the stops of all stages, one after the
-    other as each takes its whole time, and a margin. `runs`: the command of `pdserve run` ends before them."""
+    """Return the seconds from the launcher's signal to the job's end: the proxy's drain and the stops of all stages,
+    one after the other as each takes its whole time, and a margin. `runs`: the command of `pdserve run` ends before
+    them."""
     return MARGIN_SECONDS + math.ceil(stops_in_order(plan.processes) + (plan.timeouts.stop_seconds if runs else 0))
 
 
@@ -285,7 +286,7 @@ def sbatch_options(
 
 
 def sbatch_directives(options: Iterable[str]) -> str:
-    """The lines that sbatch reads."""
+    """Return the lines that sbatch reads."""
     return "\n".join(f"#SBATCH {_directive(option)}" for option in options)
 
 

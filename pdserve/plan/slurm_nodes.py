@@ -22,7 +22,7 @@ _NUMBERED = re.compile(r"(.*?)([0-9]+)", re.ASCII)
 
 
 def expand_nodelist(nodelist: str, *, where: str = "nodelist") -> tuple[str, ...]:
-    """The names in the order of the list. `where` is named in errors: the variable or option it came from.
+    """Return the names in the order of the list. `where` is named in errors: the variable or option it came from.
 
     Padding is kept (`n[007-010]`), several brackets in a name give every combination, the last one fastest. Raises
     PreflightError for everything else, also for a name that is there twice.
@@ -31,8 +31,8 @@ def expand_nodelist(nodelist: str, *, where: str = "nodelist") -> tuple[str, ...
 
 
 def fold_nodelist(names: Sequence[str]) -> str:
-    """A nodelist that `expand` reads back as exactly `names`, as sbatch takes it for --nodelist and --exclude: one
-    bracket at most, at the end of a name. Raises PreflightError for a name that is none, or is there twice."""
+    """Return a nodelist that `expand` reads back as exactly `names`, as sbatch takes it for --nodelist and --exclude:
+    one bracket at most, at the end of a name. Raises PreflightError for a name that is none, or is there twice."""
     parts: list[str] = []
     for prefix, group in itertools.groupby(names, key=_text_before_number):
         members = list(group)
@@ -75,7 +75,7 @@ class _Reader:
             self._position += 1  # the comma at which an item ends
 
     def _item(self) -> list[list[str]]:
-        """The pieces of one name up to a comma or the end; a bracket is a piece with several values."""
+        """Return the pieces of one name up to a comma or the end; a bracket is a piece with several values."""
         pieces: list[list[str]] = []
         while self._position < len(self._text) and (char := self._text[self._position]) != ",":
             if char == "[":
@@ -181,7 +181,7 @@ def submit_line(*, nodes: int, gpus_per_node: int, exclude: Sequence[str], words
 
 
 def shape_options(nodes: int, gpus_per_node: int, exclude: Sequence[str]) -> list[str]:
-    """sbatch's options for so many nodes with so many GPUs (0: a job without GPUs)."""
+    """Return sbatch's options for so many nodes with so many GPUs (0: a job without GPUs)."""
     return [
         f"--nodes={nodes}",
         *([f"--gres=gpu:{gpus_per_node}"] if gpus_per_node else []),

@@ -18,7 +18,7 @@ _LMCACHE_TRIES = 3
 
 
 def stops_in_order(processes: Iterable[Process]) -> float:
-    """The stops of all stages, one after the other as each takes its whole time."""
+    """Return the stops of all stages, one after the other as each takes its whole time."""
     return sum(_by_stage((process.stop_stage, process.stop_seconds) for process in processes))
 
 

@@ -96,8 +96,8 @@ def check_flags(flags: Mapping[str, str], package: str, versions: Versions) -> I
 def known_hazards(
     roles: Iterable[frozenset[str]], flags: Iterable[tuple[str, Mapping[str, str]]], versions: Versions
 ) -> Iterator[str]:
-    """All that is known of these versions for such a recipe, and raised as nothing: they are those of another machine,
-    of an image for example. What would be refused there comes first."""
+    """Yield all that is known of these versions for such a recipe, and raised as nothing: they are those of another
+    machine, of an image for example. What would be refused there comes first."""
     found = [(defect.refuse, what, defect.todo) for defect, what in _defects(tuple(roles), versions)]
     for package, keys in flags:
         seen = _flags(keys, package, versions)
@@ -126,7 +126,7 @@ def _flags(flags: Mapping[str, str], package: str, versions: Versions) -> Iterat
 
 
 def check_coverage(packages: Iterable[str], versions: Versions) -> Iterator[str]:
-    """Warnings for versions that are unknown, or outside the tested range."""
+    """Yield warnings for versions that are unknown, or outside the tested range."""
     for package in packages:
         version, text = _version(package, versions), KNOWN.get(package)
         if version is None:

@@ -68,7 +68,7 @@ class FabricPath(Frozen):
 
     @property
     def waiting(self) -> End:
-        """The end whose memory is read or written, and whose ports are connected to."""
+        """Return the end whose memory is read or written, and whose ports are connected to."""
         return self.source if self.reads else self.target
 
     def __str__(self) -> str:

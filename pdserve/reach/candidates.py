@@ -62,7 +62,7 @@ class Candidates:
 
     @property
     def network(self) -> Network | None:
-        """The network of the cluster file; it wins over the recipe's."""
+        """Return the network of the cluster file; it wins over the recipe's."""
         return None if self.file is None else self.file.cluster.network
 
 

@@ -111,7 +111,7 @@ class Cluster(Strict):
     ssh: SshSection = Field(default=SshSection(), description="How ssh is called for all hosts.")
 
     def usable(self, exclude: Sequence[str] = ()) -> tuple[Host, ...]:
-        """The hosts that neither this file nor `exclude`, the recipe's exclude_nodes, leaves out."""
+        """Return the hosts that neither this file nor `exclude`, the recipe's exclude_nodes, leaves out."""
         out = {*self.exclude_nodes, *exclude}
         return tuple(host for host in self.hosts if host.name not in out)
 
@@ -134,12 +134,13 @@ class LoadedCluster:
 
     @property
     def ssh_config(self) -> FilePath | None:
-        """The file for ssh's -F."""
+        """Return the file for ssh's -F."""
         return None if self.cluster.ssh.config is None else self.path.parent.absolute() / self.cluster.ssh.config
 
 
 def load_cluster(path: FilePath, *, environ: Mapping[str, str]) -> LoadedCluster:
-    """The cluster file at `path`, with `${NAME}` taken from `environ`. RecipeError has all that is wrong at once."""
+    """Return the cluster file at `path`, with `${NAME}` taken from `environ`. RecipeError has all that is wrong at
+    once."""
     shape = Shape(Cluster)
     document = recipe_document.read_file(path, "cluster file")
     if "model" in document.data and "hosts" not in document.data:

@@ -23,7 +23,7 @@ VERBS = "/dev/infiniband"
 
 
 def uses_rdma(recipe: Recipe) -> bool:
-    """True where a connector of any role moves KV by RDMA, by its own default too."""
+    """Return True where a connector of any role moves KV by RDMA, by its own default too."""
     for name, role, connector in effective.roles(recipe):
         variables = _variables(connector, effective.env_of(recipe, role))
         for config in _configs(recipe, name, connector):
@@ -134,7 +134,7 @@ class Option(NamedTuple):
 
 
 def read(kind: Kind, options: Sequence[str]) -> list[tuple[int, Option | None]]:
-    """Each option with the index of the item that it begins at; None for an item that is none. `--name=value`,
+    """Return each option with the index of the item that it begins at; None for an item that is none. `--name=value`,
     `--name value`, two items, `-v value` and `-v=value` are the same."""
     items: list[tuple[int, Option | None]] = []
     for index, text in enumerate(options):
@@ -224,7 +224,7 @@ def _canonical(name: str) -> str:
 
 
 def targets(kind: Kind, options: Sequence[str]) -> Iterator[str]:
-    """Paths inside at which the options mount something."""
+    """Yield paths inside at which the options mount something."""
     for option in valid_options(kind, options):
         value = option.value or ""
         if option.name in ("volume", "bind"):

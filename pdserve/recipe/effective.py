@@ -27,7 +27,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def connector_of(recipe: Recipe, name: EngineRole, role: Role) -> AnyConnector | None:
-    """The role's connector, or the default that `Role.connector` describes."""
+    """Return the role's connector, or the default that `Role.connector` describes."""
     if role.connector is not None:
         return role.connector
     attached = recipe.lmcache is not None and name in recipe.lmcache.on
@@ -51,14 +51,14 @@ def drafts(args: Mapping[str, Any]) -> bool:
 
 
 def leaf_connectors(connector: AnyConnector | None) -> list[AnyLeaf | RawSection]:
-    """The connector itself, or the children of a multi, in order of priority."""
+    """Return the connector itself, or the children of a multi, in order of priority."""
     if connector is None:
         return []
     return list(connector.of) if isinstance(connector, MultiSection) else [connector]
 
 
 def transfers_of(connector: AnyConnector | None) -> list[AnyLeaf]:
-    """The parts that move KV between prefill and decode; a raw connector has none."""
+    """Return the parts that move KV between prefill and decode; a raw connector has none."""
     return [leaf for leaf in sections(connector) if leaf.ABOUT.protocol is not None]
 
 
@@ -85,13 +85,13 @@ def args_of(recipe: Recipe, role: Role) -> dict[str, Any]:
 
 
 def env_of(recipe: Recipe, role: Role) -> dict[str, Any]:
-    """The environment of a role: the container's, the shared one, then its own. Secrets are references."""
+    """Return the environment of a role: the container's, the shared one, then its own. Secrets are references."""
     outer = recipe.container.env if recipe.container is not None else {}
     return {**outer, **recipe.engine.env, **role.env}
 
 
 def block_size_of(recipe: Recipe, role: Role) -> int:
-    """Tokens of a KV block: the recipe's flag, else vLLM's default on the platform."""
+    """Return the tokens of a KV block: the recipe's flag, else vLLM's default on the platform."""
     value = args_of(recipe, role).get("block-size")
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
@@ -99,24 +99,25 @@ def block_size_of(recipe: Recipe, role: Role) -> int:
 
 
 def lmcache_leaves(connector: AnyConnector | None) -> list[LmcacheMpSection]:
-    """The parts that load from LMCache."""
+    """Return the parts that load from LMCache."""
     return [leaf for leaf in leaf_connectors(connector) if isinstance(leaf, LmcacheMpSection)]
 
 
 def load_cap_of(recipe: Recipe, role: Role, leaf: LmcacheMpSection) -> int | None:
-    """Tokens of a reload at most, as the engine will have it: the environment's switch overrides, 0 is no cap."""
+    """Return the tokens of a reload at most, as the engine will have it: the environment's switch overrides, 0 is no
+    cap."""
     switch = str(env_of(recipe, role).get(LOAD_CAP_SWITCH, "")).strip()
     cap = int(switch) if switch.isascii() and switch.isdecimal() else leaf.max_tokens_per_load
     return cap or None
 
 
 def transfer_mode_of(recipe: Recipe, connector: LmcacheMpSection) -> tuple[str, str]:
-    """The mode that the engine asks for, as configured and as it comes out."""
+    """Return the mode that the engine asks for, as configured and as it comes out."""
     return connector.modes(recipe.lmcache, recipe.platform)
 
 
 def policy_of(recipe: Recipe, name: EngineRole) -> str:
-    """The routing policy of a role's pool."""
+    """Return the routing policy of a role's pool."""
     return routing.policy_of(recipe.proxy.routing, name).kind
 
 
@@ -145,7 +146,7 @@ def _from_modelscope(recipe: Recipe) -> bool:
 
 
 def roles(recipe: Recipe) -> Iterator[tuple[EngineRole, Role, AnyConnector | None]]:
-    """The roles of the mode with their connectors, in start order."""
+    """Yield the roles of the mode with their connectors, in start order."""
     for name, role in recipe.roles():
         yield name, role, connector_of(recipe, name, role)
 
@@ -171,7 +172,7 @@ def hub_models(recipe: Recipe, role: Role) -> tuple[HubModel, ...]:
 
 
 def draft_models(recipe: Recipe, role: Role) -> Iterator[HubModel]:
-    """The model of drafts, where it is fetched."""
+    """Yield the model of drafts, where it is fetched."""
     if not fetches(recipe):
         return
     args = args_of(recipe, role)

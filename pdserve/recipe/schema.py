@@ -24,13 +24,13 @@ _EXTENDS = {
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of recipes as data."""
+    """Return the schema of recipes as data."""
     made = json_schema_of(Recipe, "pdserve recipe", "One deployment of vLLM, schema 1.")
     return {**made, "properties": {"extends": _EXTENDS, **made["properties"]}}
 
 
 def json_schema_of(root: type[BaseModel], title: str, about: str) -> dict[str, Any]:
-    """The schema of a file whose top level is `root`."""
+    """Return the schema of a file whose top level is `root`."""
     generated = root.model_json_schema(by_alias=True)
     definitions: dict[str, Any] = {name: _model(model) for name, model in sorted(generated.pop("$defs").items())}
     definitions["Reference"] = {
@@ -49,7 +49,7 @@ def json_schema_of(root: type[BaseModel], title: str, about: str) -> dict[str, A
 
 
 def schema_text() -> str:
-    """The schema as the file schema/recipe.schema.json has it."""
+    """Return the schema as the file schema/recipe.schema.json has it."""
     return json.dumps(json_schema(), indent=2) + "\n"
 
 
@@ -85,7 +85,7 @@ def _property(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _options(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """The branches of a union. One of several connectors is known by `kind`, which every branch requires."""
+    """Return the branches of a union. One of several connectors is known by `kind`, which every branch requires."""
     for key in ("anyOf", "oneOf"):
         if key in schema:
             return [deeper for option in schema[key] for deeper in _options(option)]
@@ -93,7 +93,7 @@ def _options(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _value(schema: dict[str, Any]) -> dict[str, Any]:
-    """A value that is not a property: items of lists and mappings may be references too."""
+    """Return a value that is not a property: items of lists and mappings may be references too."""
     plain = _without_title(schema)
     if "patternProperties" in plain:  # flags and variables: their names are restricted, their values may be null
         plain["patternProperties"] = {k: _property(v) for k, v in plain["patternProperties"].items()}

@@ -14,8 +14,8 @@ from pdserve.recipe.load.problems import Line, Path, Problem
 
 
 def find_literals(data: Any, path: Path = ()) -> Iterator[Problem]:
-    """Every literal value under a key that names a secret, every URL with a password, and every `{secret: NAME}` where
-    no process looks it up, anywhere in the document.
+    """Yield every literal value under a key that names a secret, every URL with a password, and every `{secret: NAME}`
+    where no process looks it up, anywhere in the document.
 
     Only the key is named in what is reported, never the value.
     """
@@ -119,7 +119,7 @@ def _on_a_command_line(path: Path) -> bool:
 
 
 def _variable_for(path: Path) -> str:
-    """The variable for a secret that stands there."""
+    """Return the variable for a secret that stands there."""
     key = str(next(p for p in reversed(path) if isinstance(p, str)))
     return key if len(path) > 1 and path[-2] == "env" else key.upper().replace("-", "_")
 

@@ -18,8 +18,8 @@ _SUFFIXED = frozenset({"max-model-len", "max-num-batched-tokens"})
 
 
 def vllm_int(value: object) -> int:
-    """A number as vLLM reads it for the flags that take suffixes (human_readable_int, utils/argparse_utils.py): k, m, g
-    and t are powers of 1000, K, M, G and T powers of 1024, which have no decimals. Raises ValueError."""
+    """Return a number as vLLM reads it for the flags that take suffixes (human_readable_int, utils/argparse_utils.py):
+    k, m, g and t are powers of 1000, K, M, G and T powers of 1024, which have no decimals. Raises ValueError."""
     if isinstance(value, int | str) and not isinstance(value, bool):
         text = str(value).strip()
         if _PLAIN.fullmatch(text):

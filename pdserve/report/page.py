@@ -25,7 +25,7 @@ class _Why:
 
 
 def report_page(report: ReportContents, drawn: Sequence[Picture]) -> str:
-    """Provenance, pictures, what does not count, figures."""
+    """Return provenance, pictures, what does not count, figures."""
     deployments = sorted({about.deployment for _, about in report.provenance})
     return _rendered(
         "report.html.j2",

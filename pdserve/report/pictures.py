@@ -477,7 +477,8 @@ def _draw(axes: Any, curves: Mapping[str, Curve], names: Mapping[str, str], best
 
 
 def _look(index: int) -> tuple[str, str]:
-    """Colour and mark of a series. Where the colours begin again, the marks are shifted: no pair is there twice."""
+    """Return colour and mark of a series. Where the colours begin again, the marks are shifted: no pair is there
+    twice."""
     return COLOURS[index % len(COLOURS)], MARKS[(index + index // len(COLOURS)) % len(MARKS)]
 
 

@@ -149,7 +149,7 @@ def timeline(
 
 
 def _concerned(event: Mapping[str, Any], nodes: dict[str, str], lanes: Mapping[str, Lane]) -> Iterable[str]:
-    """The lanes that an event is about. `nodes`: of each process, as far as it is known."""
+    """Return the lanes that an event is about. `nodes`: of each process, as far as it is known."""
     kind, name = event["event"], event.get("name")
     if kind in ("phase", "failed", "down"):
         return [DEPLOYMENT]

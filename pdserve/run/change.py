@@ -114,8 +114,8 @@ def recorded_change(run: RunDir, plan: Plan) -> Change:
 
 
 def plan_between(running: Plan, new: Plan, done: Collection[str]) -> Plan:
-    """The plan of a deployment on its way from `running` to `new`, of which `done` (names of processes) is done: what
-    was started or restarted is as `new` has it, what was stopped is in it no more, all else is as it was."""
+    """Return the plan of a deployment on its way from `running` to `new`, of which `done` (names of processes) is done:
+    what was started or restarted is as `new` has it, what was stopped is in it no more, all else is as it was."""
     old = {process.name: process for process in running.processes}
     planned = {process.name: process for process in new.processes}
     processes = [planned[name] if name in done else old[name] for name in planned if name in done or name in old]
@@ -155,14 +155,14 @@ def plan_between(running: Plan, new: Plan, done: Collection[str]) -> Plan:
 
 
 def _with_workers(process: Process, config: str) -> Process:
-    """The proxy with the configuration that it gets when it has to be started again."""
+    """Return the proxy with the configuration that it gets when it has to be started again."""
     if CONFIG_FILE not in process.files:
         return process
     return process.model_copy(update={"files": {**process.files, CONFIG_FILE: config + "\n"}})
 
 
 def _servers_between(processes: Iterable[Process], of: Callable[[str], Plan]) -> Iterator[LmcacheServer]:
-    """The cache servers, each with the engines that attach to it as they run."""
+    """Yield the cache servers, each with the engines that attach to it as they run."""
     processes = list(processes)
     for process in processes:
         server = next((each for each in of(process.name).lmcache if each.process == process.name), None)

@@ -84,7 +84,7 @@ async def left_of(plan: Plan, state: DeploymentState, run: RunDir) -> tuple[str,
 
 
 def _reachable(plan: Plan, state: DeploymentState) -> list[Node]:
-    """Nodes in docker, each by the way that leads there from here: this machine's own docker needs none."""
+    """Return nodes in docker, each by the way that leads there from here: this machine's own docker needs none."""
     here = [node.model_copy(update={"reach": Local()}) for node in plan.nodes if _is_here(node, state)]
     names = {node.name for node in here}
     far = [node for node in plan.nodes if node.name not in names] if is_named_here(state.host) else []

@@ -417,7 +417,7 @@ class RunDir:
         return history.append(self.events, kind, fields)
 
     def read_events(self, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-        """The events from a byte of the history on, as far as they are kept, and the offset to go on from."""
+        """Return the events from a byte of the history on, as far as they are kept, and the offset to go on from."""
         return history.read(self.events, offset)
 
     def read_state(self) -> DeploymentState:
@@ -426,7 +426,7 @@ class RunDir:
         return _read_record(self.state, DeploymentState)
 
     def read_plan(self) -> Plan:
-        """The plan as it was saved before the start. Raises StateError and NotOursError."""
+        """Return the plan as it was saved before the start. Raises StateError and NotOursError."""
         plan = _read_record(self.plan, Plan)
         if lacking := plan.lacking():
             raise StateError(
@@ -447,7 +447,8 @@ class RunDir:
 
     @property
     def key_file(self) -> Path:
-        """The deployment's engine key, outside the run directory: where it was put, by whatever session that was."""
+        """Return the deployment's engine key, outside the run directory: where it was put, by whatever session that
+        was."""
         folder = self.read_key_folder() or usual_folder(os.environ, os.getuid())
         return folder / f"pdserve-{self.run_id}.key"
 
@@ -586,7 +587,7 @@ def _anew(file: Path) -> str:
 
 
 def deployments(root: Path) -> list[RunDir]:
-    """The current run of every deployment that was ever started, by name."""
+    """Return the current run of every deployment that was ever started, by name."""
     return list(_by_name(root).values())
 
 
@@ -629,14 +630,14 @@ def has_living_launcher(run: RunDir, state: DeploymentState) -> bool:
 
 
 def seconds_unheard(run: RunDir) -> float | None:
-    """Seconds since a launcher's last sign of life, once the next one is late: one that counts as living was killed
-    since, on another machine, or is stopped, or cannot write. None: it is heard, or there was none at all."""
+    """Return the seconds since a launcher's last sign of life, once the next one is late: one that counts as living was
+    killed since, on another machine, or is stopped, or cannot write. None: it is heard, or there was none at all."""
     since = beaten_since(run)
     return since if since is not None and since > _LATE_SECONDS else None
 
 
 def beaten_since(run: RunDir) -> float | None:
-    """Seconds since a launcher's last sign of life; None: there is none."""
+    """Return the seconds since a launcher's last sign of life; None: there is none."""
     try:
         beat = os.open(run.beat, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -666,7 +667,7 @@ def serves_without_record(run: RunDir) -> bool:
 
 
 def find(root: Path, name: str | None) -> RunDir:
-    """The current run of a deployment; without a name the only one there is (one that runs, if only one does).
+    """Return the current run of a deployment; without a name the only one there is (one that runs, if only one does).
 
     Raises StateError and NotOursError.
     """
@@ -719,7 +720,7 @@ def measure_silence(run: RunDir, state: DeploymentState) -> Silence | None:
 
 
 def phase_now(run: RunDir, state: DeploymentState) -> str:
-    """The recorded phase, LOST or UNRESPONSIVE."""
+    """Return the recorded phase, LOST or UNRESPONSIVE."""
     if has_living_launcher(run, state):
         return state.phase if measure_silence(run, state) is None else UNRESPONSIVE
     return state.phase if state.phase in ("stopped", "failed") else LOST

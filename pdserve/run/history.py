@@ -59,8 +59,8 @@ def append(file: Path, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(file: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The events of whole lines from a byte of the history on, as far as they are kept, and the offset to go on from. A
-    line that cannot be read is an event "unreadable" with its beginning as `text`: the others still count."""
+    """Return the events of whole lines from a byte of the history on, as far as they are kept, and the offset to go on
+    from. A line that cannot be read is an event "unreadable" with its beginning as `text`: the others still count."""
     base = _bytes_before(file)
     start = max(0, offset - base)
     data = read_from(file, start)
@@ -83,7 +83,7 @@ def _continuation_line(before: Path, at: float) -> bytes:
 
 
 def _bytes_before(file: Path) -> int:
-    """Bytes of the history that were before this file; 0 where it has none, or does not record it."""
+    """Return the bytes of the history that were before this file; 0 where it has none, or does not record it."""
     match = _CONTINUED.match(read_from(file, 0, _HEAD_BYTES) or b"")
     return 0 if match is None else int(match[1])
 

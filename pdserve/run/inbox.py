@@ -126,7 +126,7 @@ def ask(
 
 
 def _take_reply(answer: Path) -> Reply | None:
-    """The reply, which is removed; None: there is none yet."""
+    """Return the reply, which is removed; None: there is none yet."""
     if not answer.exists():
         return None
     reply = Reply.model_validate_json(answer.read_text(encoding="utf-8"))
@@ -135,7 +135,8 @@ def _take_reply(answer: Path) -> Reply | None:
 
 
 def take(run: RunDir) -> list[tuple[str, Request]]:
-    """Requests that wait, oldest first, removed from the inbox. What cannot be read is answered and dropped."""
+    """Return the requests that wait, oldest first, removed from the inbox. What cannot be read is answered and
+    dropped."""
     taken: list[tuple[str, Request]] = []
     for file in sorted(run.inbox.glob("*.json")):
         if not file.is_file():

@@ -34,8 +34,8 @@ _CLOCK_SECONDS = 2.0
 
 
 def recorded_processes(state: DeploymentState) -> dict[str, ProcessId]:
-    """Every process of the record that is on this machine, supervisors last. Another machine's PIDs mean nothing here:
-    there the agents' leases end what is left."""
+    """Return every process of the record that is on this machine, supervisors last. Another machine's PIDs mean nothing
+    here: there the agents' leases end what is left."""
     nodes = {node: agents for node, agents in state.nodes.items() if is_here(agents.hostname, agents.place)}
     processes = {
         name: process.id
@@ -51,13 +51,12 @@ def recorded_processes(state: DeploymentState) -> dict[str, ProcessId]:
 
 
 def members(state: DeploymentState, run: RunDir) -> set[int]:
-    """Live PIDs on this machine that belong to a run: recorded processes, their families, who is in a cgroup of the
-    run, and, where neither a guard nor a cgroup shows all of it, who carries its token in the environment.
+    """Return the live PIDs on this machine that belong to a run: recorded processes, their families, who is in a cgroup
+    of the run, and, where neither a guard nor a cgroup shows all of it, who carries its token in the environment.
 
-    A session whose leader is dead may be a stranger's: the kernel gives a number again once it is free. Its
-    members are ours if they began before the leader died, or, where that was not seen, before the run was last
-    heard of. A PID of another process is never among them, nor is PID 1, the caller, or a process above it, whatever
-    the record has.
+    A session whose leader is dead may be a stranger's: the kernel gives a number again once it is free. Its members are
+    ours if they began before the leader died, or, where that was not seen, before the run was last heard of. A PID of
+    another process is never among them, nor is PID 1, the caller, or a process above it, whatever the record has.
     """
     inside = {pid for group in _cgroups(state, run) for pid in group.members()}
     seen = procfs.relations()

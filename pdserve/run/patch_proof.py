@@ -42,7 +42,7 @@ def list_lacking(process: Process, run: RunDir) -> list[str]:
 
 
 def find_unpatched_engine(plan: Plan, run: RunDir, names: Iterable[str]) -> StartError | None:
-    """The error of the first of these engines that does not run with its patches."""
+    """Return the error of the first of these engines that does not run with its patches."""
     for name in names:
         process = plan.process(name)
         if problems := list_lacking(process, run):

@@ -233,7 +233,7 @@ def _is_being_removed(name: str) -> bool:
 
 
 def _mounted_in(folder: Path) -> list[Path]:
-    """The mount points at a folder and below it. Raises OSError."""
+    """Return the mount points at a folder and below it. Raises OSError."""
     top = folder.resolve()
     # The kernel writes a space, a tab, a line feed or a backslash of a name as `\040`, and nothing else.
     names = (line.split(b" ")[4] for line in _MOUNTS.read_bytes().split(b"\n") if line)
@@ -242,7 +242,7 @@ def _mounted_in(folder: Path) -> list[Path]:
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """All that is in a folder, at any depth. Links are not followed. Raises OSError."""
+    """Yield all that is in a folder, at any depth. Links are not followed. Raises OSError."""
     with os.scandir(folder) as entries:
         for entry in entries:
             status = entry.stat(follow_symlinks=False)

@@ -45,7 +45,7 @@ def read_model(model: type[ModelT], data: bytes, file: Path, *, other_version: s
 
 
 def _number(data: bytes) -> object:
-    """The record's schema number; SCHEMA for what is no JSON object, which no version has written."""
+    """Return the record's schema number; SCHEMA for what is no JSON object, which no version has written."""
     try:
         record = from_json(data)
     except ValueError:

@@ -140,7 +140,7 @@ class InitChoice:
 
     @property
     def model_length(self) -> int | None:
-        """The longest request that the model can serve; None: not known."""
+        """Return the longest request that the model can serve; None: not known."""
         if self.config is None:
             return None
         length = text_config(self.config).get(_POSITIONS) or self.config.get(_POSITIONS)
@@ -165,7 +165,7 @@ class InitChoice:
 
     @property
     def heads(self) -> int | None:
-        """Attention heads, which tensor parallelism deals out; None: not known."""
+        """Return the attention heads, which tensor parallelism deals out; None: not known."""
         if self.config is None:
             return None
         heads = text_config(self.config).get("num_attention_heads")
@@ -192,7 +192,7 @@ class Layout:
 
     @property
     def aggregated(self) -> bool:
-        """True if there is room for one instance only."""
+        """Return True if there is room for one instance only."""
         return self.decode == 0
 
 
@@ -301,7 +301,7 @@ def _too_large(wish: InitChoice, largest: SizedRole) -> RecipeError:
 
 
 def _request_gib(sized: SizedRole) -> float:
-    """KV of a request of max-model-len on a rank."""
+    """Return the KV of a request of max-model-len on a rank."""
     return sized.cache.block_bytes * sized.cache.blocks_a_request / GIB
 
 

@@ -96,7 +96,7 @@ async def empty_caches(serving: ServingDeployment, *, new: bool) -> Mapping[str,
 
 
 def find_full_cache(outcome: Mapping[str, str]) -> tuple[str, str] | None:
-    """The first cache that a start would empty, and why it is not empty; None: there is none."""
+    """Return the first cache that a start would empty, and why it is not empty; None: there is none."""
     return next(((name, text) for name, text in outcome.items() if text.startswith(_NOT)), None)
 
 

@@ -193,7 +193,7 @@ def _lengths(sweep: Sweep) -> Iterator[Problem]:
 
 
 def _keys(sweep: Sweep) -> Iterator[Problem]:
-    """Keys that no point can set, and those of which one is part of another: their order would decide."""
+    """Yield keys that no point can set, and those of which one is part of another: their order would decide."""
     before: list[tuple[Path, str]] = []
     for group, keys in (("zip", sweep.zip), ("cross", sweep.cross)):
         for key in keys:
@@ -321,12 +321,13 @@ def letter(index: int) -> str:
 
 
 def letters(points: Sequence[Point]) -> Mapping[Variant, str]:
-    """A short name of each deployment, in the order of the points."""
+    """Return a short name of each deployment, in the order of the points."""
     return {deployment: letter(index) for index, (deployment, _) in enumerate(by_deployment(points))}
 
 
 def constant_settings(points: Sequence[Point]) -> Settings:
-    """Keys of the recipe that every deployment sets to the same value; of a single deployment, all that it sets."""
+    """Return the keys of the recipe that every deployment sets to the same value; of a single deployment, all that it
+    sets."""
     every = [point.deployment.settings for point in points]
     return tuple(pair for pair in (every[0] if every else ()) if all(pair in settings for settings in every))
 

@@ -81,7 +81,7 @@ class SweepFolder:
         return cls(root / deployment / _FOLDER / name)
 
     def events(self, run_id: str) -> Path:
-        """The history of a start, if it was kept."""
+        """Return the history of a start, if it was kept."""
         return RunDir(self.starts / run_id).events
 
     def point(self, point: Point) -> Path:
@@ -110,7 +110,7 @@ def read_point(file: Path) -> PointRecord:
 
 
 def records_in(folder: Path) -> Mapping[Path, PointRecord]:
-    """All points of a sweep's folder that are over, by the folder of each. Raises StateError."""
+    """Return all points of a sweep's folder that are over, by the folder of each. Raises StateError."""
     return {file.parent: read_point(file) for file in sorted(folder.glob(f"{POINTS}/*/{POINT}"))}
 
 
@@ -175,7 +175,7 @@ def job_of(environ: Mapping[str, str]) -> str | None:
 
 
 def log_here() -> str | None:
-    """The file that this process prints to."""
+    """Return the file that this process prints to."""
     with suppress(OSError):
         file = Path("/proc/self/fd/1").readlink()
         if file.is_file():

@@ -50,7 +50,7 @@ class PlannedSweep:
         return sum(1 if self.start_for_each_point(deployment) is None else len(its) for deployment, its in groups)
 
     def of(self, deployment: str) -> tuple[Point, ...]:
-        """The points of a deployment, by its id."""
+        """Return the points of a deployment, by its id."""
         return tuple(point for point in self.points if point.deployment.digest == deployment)
 
 
@@ -73,8 +73,8 @@ def resolve(loaded: LoadedSweep, environ: Mapping[str, str]) -> PlannedSweep:
 
 
 def select_deployment(planned: PlannedSweep, deployment: str, environ: Mapping[str, str]) -> PlannedSweep:
-    """A deployment of a sweep that may run beside its others: it has a name of its own, so that its runs and its lock
-    are its own too. Raises RecipeError when the sweep has none of that id."""
+    """Return a deployment of a sweep that may run beside its others: it has a name of its own, so that its runs and its
+    lock are its own too. Raises RecipeError when the sweep has none of that id."""
     points_of = planned.of(deployment)
     if not points_of:
         raise RecipeError(
@@ -94,7 +94,7 @@ def _own_name(name: str, deployment: str) -> str:
 
 
 def _lasting(recipe: LoadedRecipe, loaded: LoadedSweep, settings: Settings, environ: Mapping[str, str]) -> LoadedRecipe:
-    """The recipe without what a Slurm job puts into it (`${SLURM_JOB_ID:-local}`): a point that is measured in
+    """Return the recipe without what a Slurm job puts into it (`${SLURM_JOB_ID:-local}`): a point that is measured in
     another job is the same point."""
     outside = {name: value for name, value in environ.items() if not name.startswith("SLURM_")}
     if len(outside) == len(environ):

@@ -190,9 +190,9 @@ def list_unfinished(
     states: Mapping[str, SlurmTask],
     again: Mapping[str, PointRecord] | None = None,
 ) -> list[str]:
-    """A line for each deployment that a task has left without all of its points: the job, its log, and why. `names`:
-    what each is called; `states`: what Slurm said of tasks, by `job_number`; `again`: by the id of each point that was
-    to be measured again, its record from before."""
+    """Return a line for each deployment that a task has left without all of its points: the job, its log, and why.
+    `names`: what each is called; `states`: what Slurm said of tasks, by `job_number`; `again`: by the id of each point
+    that was to be measured again, its record from before."""
     before = again or {}
     lines = []
     arrays = arrays_of(folder)

@@ -203,7 +203,7 @@ def _stop_counting(folder: Path) -> None:
 
 
 def find_recorded_cgroup(identity: CgroupId | None, run_id: str) -> Cgroup | None:
-    """The cgroup of a record, if it is still that one and has the name that an agent of the run gives."""
+    """Return the cgroup of a record, if it is still that one and has the name that an agent of the run gives."""
     if identity is None or not Path(identity.path).name.startswith(prefix(run_id)):
         return None
     cgroup = Cgroup(identity)
@@ -296,7 +296,7 @@ class MemoryCounts(NamedTuple):
 
 
 def closest_counted_cgroup(folder: Path, top: Path, names: FileNames = V2) -> Path | None:
-    """The closest cgroup, from `folder` up to `top`, whose kills are counted."""
+    """Return the closest cgroup, from `folder` up to `top`, whose kills are counted."""
     return next((level for level in _way_up(folder, top) if _kills(level, names) is not None), None)
 
 

@@ -62,7 +62,7 @@ def is_beside(hostname: str, recorded: Place | None) -> bool:
 
 
 def devices(platform: str) -> tuple[int, ...]:
-    """Device ids that the kernel driver shows. Empty on CPU and where there is no driver."""
+    """Return the device ids that the kernel driver shows. Empty on CPU and where there is no driver."""
     if platform == "cuda":
         return tuple(range(len(_entries(Path("/proc/driver/nvidia/gpus")))))
     if platform == "rocm":
@@ -81,7 +81,7 @@ def memory() -> MemoryFacts:
 
 
 def _cgroup_free() -> int | None:
-    """Limit minus use of the closest cgroup that has a limit (v2, then v1)."""
+    """Return the limit minus use of the closest cgroup that has a limit (v2, then v1)."""
     frees = []
     for line in lines_of(Path("/proc/self/cgroup")):
         _, controllers, path = line.split(":", 2)

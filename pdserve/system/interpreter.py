@@ -16,7 +16,7 @@ class NoAnswerError(Exception):
 
 
 def source_command(python: str, program: ModuleType) -> list[str]:
-    """The command that runs a module by its source: pdserve need not be installed there."""
+    """Return the command that runs a module by its source: pdserve need not be installed there."""
     assert program.__file__ is not None
     return [python, "-c", Path(program.__file__).read_text(encoding="utf-8")]
 

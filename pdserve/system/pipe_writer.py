@@ -31,7 +31,7 @@ class PipeWriter:
 
     @property
     def waiting(self) -> int:
-        """Bytes that the other side has not taken yet."""
+        """Return the bytes that the other side has not taken yet."""
         return len(self._waiting)
 
     def write(self, data: bytes) -> None:

@@ -46,7 +46,7 @@ def pressure_of(root: int, top: Path | None, v1: Path | None = None, *, proc: Pa
 
 
 def cpu_seconds(root: int) -> dict[int, float]:
-    """CPU time so far of a living process and its descendants, by PID."""
+    """Return the CPU time so far of a living process and its descendants, by PID."""
     ticks = os.sysconf("SC_CLK_TCK")
     used = {pid: procfs.cpu_ticks(pid) for pid in (root, *procfs.descendants(root))}
     return {pid: count / ticks for pid, count in used.items() if count is not None}
@@ -75,7 +75,7 @@ def wanted_seconds(pids: Iterable[int], *, proc: Path = _PROC) -> dict[int, floa
 
 
 def largest_cpu_share(before: dict[int, float], after: dict[int, float], seconds: float) -> float | None:
-    """The largest share of a CPU that a process used between two looks; None: none was there in both."""
+    """Return the largest share of a CPU that a process used between two looks; None: none was there in both."""
     shares = [(after[pid] - used) / seconds for pid, used in before.items() if pid in after]
     return max(shares, default=None)
 
@@ -112,7 +112,7 @@ def _cgroups_of(pid: int, proc: Path, top: Path, controller: str = "") -> list[P
 
 
 def _throttling(folders: Iterable[Path]) -> tuple[int, int, int] | None:
-    """Periods, throttled periods and throttled microseconds, where most was taken."""
+    """Return the periods, throttled periods and throttled microseconds, where most was taken."""
     counted = [counts for folder in folders if (counts := _cpu_stat(folder)) is not None]
     return max(counted, key=lambda each: each[2], default=None)
 

@@ -100,9 +100,9 @@ class Child:
         return self._reaped is not None
 
     def family(self) -> set[int]:
-        """Live PIDs of the tree, orphaned members included, until nothing of it is left. Those that have left their
-        session too are known among our own descendants by the name in their environment: the owner of a child has
-        adopted orphans. One that has neither session nor name is known by the cgroup alone."""
+        """Return the live PIDs of the tree, orphaned members included, until nothing of it is left. Those that have
+        left their session too are known among our own descendants by the name in their environment: the owner of a
+        child has adopted orphans. One that has neither session nor name is known by the cgroup alone."""
         roots = set() if self._cgroup is None else self._cgroup.members()
         if self._reaped is None:
             roots.add(self.pid)
@@ -191,7 +191,7 @@ class Child:
 
 
 def root_grace(seconds: float) -> float:
-    """The grace for which `Child.stop` begins to kill the whole family within `seconds`."""
+    """Return the grace for which `Child.stop` begins to kill the whole family within `seconds`."""
     return max(seconds / 2, seconds - _ORPHAN_GRACE_SECONDS)
 
 
@@ -239,7 +239,7 @@ def _identities(pids: Iterable[int]) -> list[ProcessId]:
 
 
 def may_signal(target: ProcessId) -> bool:
-    """False for a process of another user that we may not signal; True also once it is gone."""
+    """Return False for a process of another user that we may not signal; True also once it is gone."""
     try:
         os.kill(target.pid, 0)
     except PermissionError:
@@ -484,8 +484,8 @@ def holders(run_id: str, token: str) -> set[int]:
 
 
 def share_of_cpus(cpus: Iterable[int], share: tuple[int, int] | None) -> set[int]:
-    """The i-th of n equal parts of these CPUs, all of them without a share. With more parts than CPUs several parts
-    are the same CPU."""
+    """Return the i-th of n equal parts of these CPUs, all of them without a share. With more parts than CPUs several
+    parts are the same CPU."""
     every = sorted(cpus)
     if share is None:
         return set(every)

@@ -30,7 +30,7 @@ class ProcessId(BaseModel):
     start_ticks: int = Field(ge=0)
 
     def alive(self) -> bool:
-        """True while exactly this process runs. A zombie is dead."""
+        """Return True while exactly this process runs. A zombie is dead."""
         stat = _stat(self.pid)
         return stat is not None and int(stat[_STAT_START]) == self.start_ticks and not _has_ended(self.pid, stat)
 
@@ -65,7 +65,7 @@ def identities(pids: Iterable[int]) -> list[ProcessId]:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The identity of a PID; None when there is no such process."""
+    """Return the identity of a PID; None when there is no such process."""
     stat = _stat(pid)
     return None if stat is None else ProcessId(pid=pid, start_ticks=int(stat[_STAT_START]))
 
@@ -77,7 +77,7 @@ def lines_of(file: Path) -> list[str]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from `state` on; the command name may itself hold spaces and parentheses."""
+    """Return the fields of /proc/PID/stat from `state` on; the command name may itself hold spaces and parentheses."""
     try:
         # A scan reads one of these for each process of the machine, and a Path costs more than the read.
         with open(f"{_PROC}/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
@@ -101,13 +101,13 @@ def _pids() -> Iterator[int]:
 
 
 def is_stopped(process: ProcessId) -> bool:
-    """True for a process held by SIGSTOP: alive for the kernel, useless for every other process."""
+    """Return True for a process held by SIGSTOP: alive for the kernel, useless for every other process."""
     stat = _stat(process.pid)
     return stat is not None and stat[_STAT_STATE] in "Tt" and int(stat[_STAT_START]) == process.start_ticks
 
 
 def cpu_ticks(pid: int) -> int | None:
-    """CPU time that a process has used, in clock ticks; None when there is no such process."""
+    """Return the CPU time that a process has used, in clock ticks; None when there is no such process."""
     stat = _stat(pid)
     return None if stat is None else int(stat[_STAT_UTIME]) + int(stat[_STAT_STIME])
 
@@ -147,9 +147,9 @@ def family(
     ours: Callable[[int], bool] | None = None,
     seen: dict[int, Relations] | None = None,
 ) -> set[int]:
-    """Live PIDs that belong to the roots: descendants, members of a session that a root leads, and, with `ours`, those
-    descendants of `within` for which it is true: a subreaper (`process.adopt_orphans`), from which nothing that it has
-    started gets away. `seen`: a reading that was taken already."""
+    """Return the live PIDs that belong to the roots: descendants, members of a session that a root leads, and, with
+    `ours`, those descendants of `within` for which it is true: a subreaper (`process.adopt_orphans`), from which
+    nothing that it has started gets away. `seen`: a reading that was taken already."""
     roots = set(roots)
     seen = relations() if seen is None else seen
     members = with_descendants(
@@ -162,7 +162,7 @@ def family(
 
 
 def ancestry(pid: int, seen: Mapping[int, Relations]) -> set[int]:
-    """A process and all above it, up to PID 1."""
+    """Return a process and all above it, up to PID 1."""
     line = {1}
     while pid not in line and pid in seen:
         line.add(pid)
@@ -182,24 +182,24 @@ def with_descendants(members: set[int], seen: Mapping[int, Relations]) -> set[in
 
 
 def in_session(number: int) -> set[int]:
-    """Live PIDs of the session of that number, whether or not its leader lives."""
+    """Return the live PIDs of the session of that number, whether or not its leader lives."""
     return {pid for pid, relation in relations().items() if relation.session == number}
 
 
 def started_at(process: ProcessId) -> float:
-    """Wall-clock seconds, to about a second: the kernel's boot time is in whole ones."""
+    """Return the wall-clock seconds, to about a second: the kernel's boot time is in whole ones."""
     lines = lines_of(_PROC / "stat")
     booted = next(int(line.split()[1]) for line in lines if line.startswith("btime "))
     return booted + process.start_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def descendants(root: int) -> set[int]:
-    """Live descendants of a PID, without itself."""
+    """Return the live descendants of a PID, without itself."""
     return family({root}) - {root}
 
 
 def threads(pids: Iterable[int]) -> Iterator[int]:
-    """The thread IDs of those that still exist, their first threads (the PIDs) among them."""
+    """Yield the thread IDs of those that still exist, their first threads (the PIDs) among them."""
     for pid in pids:
         try:
             names = [task.name for task in (_PROC / str(pid) / "task").iterdir()]
@@ -224,7 +224,7 @@ def environment_values(name: str) -> dict[int, bytes]:
 
 
 def owner(pid: int) -> int | None:
-    """The effective uid of a process; None when it is gone, or hidden."""
+    """Return the effective uid of a process; None when it is gone, or hidden."""
     try:
         lines = lines_of(_PROC / str(pid) / "status")
     except OSError:
@@ -233,7 +233,7 @@ def owner(pid: int) -> int | None:
 
 
 def lock_holder(file: os.stat_result) -> int | None:
-    """The PID that holds an flock on a file. None: no process here does, or one that cannot be seen from this
+    """Return the PID that holds an flock on a file. None: no process here does, or one that cannot be seen from this
     PID namespace."""
     place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     try:
@@ -248,7 +248,7 @@ def lock_holder(file: os.stat_result) -> int | None:
 
 
 def command(pid: int) -> str:
-    """The command line as one line (vLLM titles its processes: `VLLM::EngineCore`); empty when gone."""
+    """Return the command line as one line (vLLM titles its processes: `VLLM::EngineCore`); empty when gone."""
     try:
         return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
@@ -267,7 +267,7 @@ def process_title(pid: int) -> str:
 
 
 def listeners(port: int) -> set[str]:
-    """Socket inodes that listen on a TCP port, any address, both families."""
+    """Return the socket inodes that listen on a TCP port, any address, both families."""
     inodes: set[str] = set()
     for table in ("tcp", "tcp6"):
         try:
@@ -288,8 +288,8 @@ def owners(inodes: set[str], pids: Iterable[int]) -> set[int]:
 
 
 def listening_ports(pids: Iterable[int], *, at: str | None = None) -> dict[int, int]:
-    """TCP ports on which these processes listen -> PID. How ports that cannot be pinned are read after start.
-    `at`: only those that are open at this IPv4 address."""
+    """Return the TCP ports on which these processes listen -> PID. How ports that cannot be pinned are read after
+    start. `at`: only those that are open at this IPv4 address."""
     open_at = None if at is None else _kernel_address(at)
     accepted = {"0" * 8, "0" * 32, open_at}
     by_inode: dict[str, int] = {}
@@ -307,7 +307,7 @@ def listening_ports(pids: Iterable[int], *, at: str | None = None) -> dict[int, 
 
 
 def _kernel_address(address: str) -> str | None:
-    """An IPv4 address as /proc/net/tcp has it; None of another text."""
+    """Return an IPv4 address as /proc/net/tcp has it; None of another text."""
     try:
         return f"{int.from_bytes(socket.inet_pton(socket.AF_INET, address), sys.byteorder):08X}"
     except OSError:
@@ -330,7 +330,7 @@ def _open_files(pid: int) -> Iterator[str]:
 
 
 def _descriptors(pid: int) -> Iterator[tuple[Path, str]]:
-    """Each descriptor of a process, and where it leads."""
+    """Yield each descriptor of a process, and where it leads."""
     directory = _PROC / str(pid) / "fd"
     try:
         entries = os.listdir(directory)  # noqa: PTH208
@@ -342,13 +342,14 @@ def _descriptors(pid: int) -> Iterator[tuple[Path, str]]:
 
 
 def shared_memory(pids: Iterable[int]) -> set[int]:
-    """Inodes of the files of /dev/shm that these processes have mapped, or open for reading and writing as one that is
-    about to be mapped is. A path proves nothing: a process may have a /dev/shm of its own."""
+    """Return the inodes of the files of /dev/shm that these processes have mapped, or open for reading and writing as
+    one that is about to be mapped is. A path proves nothing: a process may have a /dev/shm of its own."""
     return _shared_memory(pids, access=0o600)
 
 
 def shared_memory_in_use() -> set[int]:
-    """Inodes of the files of /dev/shm that any process which we may look into has mapped, or open in whatever way."""
+    """Return the inodes of the files of /dev/shm that any process which we may look into has mapped, or open in
+    whatever way."""
     return _shared_memory(_pids(), access=0)
 
 

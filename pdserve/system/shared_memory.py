@@ -288,7 +288,7 @@ def segment_marks() -> dict[str, int]:
 
 
 def _existing_segments(uid: int | None = None) -> Iterator[_Segment]:
-    """POSIX and SysV segments, of this user or of all."""
+    """Yield POSIX and SysV segments, of this user or of all."""
     # Others may have left thousands, and a Path costs more than the look at the file.
     with os.scandir(procfs.SHM) as entries:
         for entry in entries:

@@ -146,8 +146,8 @@ async def clear_engines(target: Target) -> None:
 
 
 async def received_meanwhile(target: Target, before: Counters, wanted: int) -> int | None:
-    """Tokens that all producers loaded since; None: none of them counts, or too few were seen and not all could be
-    read. Engines count a little after they answer."""
+    """Return the tokens that all producers loaded since; None: none of them counts, or too few were seen and not all
+    could be read. Engines count a little after they answer."""
     until = time.monotonic() + _READ_SECONDS
     while True:
         now = await read_counters(target)
@@ -171,8 +171,9 @@ async def _use(target: Target, salts: Collection[str]) -> SaltUse | None:
 
 
 def _parts(target: Target, counters: Counters) -> int | None:
-    """Objects that LMCache keeps of a chunk of an engine, at least, on all servers that the engine attaches to. None:
-    it does not say, and the engine has several ranks, which may have KV of their own or all the same (MLA)."""
+    """Return the objects that LMCache keeps of a chunk of an engine, at least, on all servers that the engine attaches
+    to. None: it does not say, and the engine has several ranks, which may have KV of their own or all the same
+    (MLA)."""
     of_engine: dict[str, list[int | None]] = {}
     for server, snapshot in zip(target.plan.lmcache, counters.lmcache, strict=True):
         parts = 1 if server.expected_workers <= len(server.engines) else snapshot.parts

@@ -351,7 +351,8 @@ class _Run:
         return Report(deployment=target.plan.name, proofs=self._proofs.done)
 
     async def _trials(self) -> Trials | str:
-        """The requests that the proofs look at, or why there are none. A request that fails is a proof that failed."""
+        """Return the requests that the proofs look at, or why there are none. A request that fails is a proof that
+        failed."""
         claim = "Requests through the proxy are answered."
         trials: list[Trials] = []
 

@@ -173,13 +173,13 @@ class Target:
 
     @property
     def reference(self) -> WorkerConfig:
-        """The instance that is asked alone. It computes prompts anyway, and without kv_transfer_params it is an
+        """Return the instance that is asked alone. It computes prompts anyway, and without kv_transfer_params it is an
         ordinary engine."""
         return self.producers[0]
 
     @property
     def chunk(self) -> int:
-        """Tokens of an LMCache chunk; without LMCache its default, so that prompts are of the same kind."""
+        """Return the tokens of an LMCache chunk; without LMCache its default, so that prompts are of the same kind."""
         return self.plan.chunk_size or 256
 
     def salt(self, leg: str) -> str:
@@ -231,7 +231,8 @@ class Target:
         return {"Authorization": f"Bearer {self.engine_key}"}
 
     async def post(self, url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The JSON object that is answered. Raises VerifyError otherwise, or when it takes longer than a canary may."""
+        """Return the JSON object that is answered. Raises VerifyError otherwise, or when it takes longer than a canary
+        may."""
         seconds = self.plan.canary_seconds
         began = time.monotonic()
         try:
@@ -247,7 +248,7 @@ class Target:
         return json_object(response, f"POST {path}", url)
 
     async def get(self, url: str, path: str) -> httpx.Response | str:
-        """The answer, or why there is none within a few seconds."""
+        """Return the answer, or why there is none within a few seconds."""
         try:
             async with time_limit(_SHORT_SECONDS):
                 return await self.client.get(url + path, headers=self.headers(url), timeout=_SHORT_SECONDS)
@@ -308,7 +309,7 @@ async def cancel_before_first_byte(
 
 
 async def _stream(target: Target, prompt: tuple[int, ...], leg: str, tokens: int) -> AsyncGenerator[str, None]:
-    """The data of each server-sent event. Raises VerifyError for an error, also for one in the middle."""
+    """Yield the data of each server-sent event. Raises VerifyError for an error, also for one in the middle."""
     body = target.body(prompt, salt=target.salt(leg), max_tokens=tokens, stream=True)
     url, seconds = f"{target.proxy_url}/v1/completions", target.plan.canary_seconds
     try:

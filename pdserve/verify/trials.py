@@ -115,11 +115,11 @@ class Trials:
     after: Counters
 
     def received(self, name: str) -> int | None:
-        """Prompt tokens whose KV an engine received meanwhile, for whomever."""
+        """Return the prompt tokens whose KV an engine received meanwhile, for whomever."""
         return received_since(self.before.engines[name], self.after.engines[name])
 
     def computed(self, name: str) -> int | None:
-        """Prompt tokens that an engine computed meanwhile, for whomever."""
+        """Return the prompt tokens that an engine computed meanwhile, for whomever."""
         return tokens_since(self.before.engines[name], self.after.engines[name], "local_compute")
 
 
@@ -132,7 +132,7 @@ def received_since(before: EngineSnapshot, after: EngineSnapshot) -> int | None:
 
 
 def tokens_since(before: EngineSnapshot, after: EngineSnapshot, source: str) -> int | None:
-    """Prompt tokens of one source. None: the engine does not count them, or could not be read."""
+    """Return the prompt tokens of one source. None: the engine does not count them, or could not be read."""
     if not before.reachable or after.prompt_tokens is None:
         return None
     return after.prompt_tokens[source] - (before.prompt_tokens or {}).get(source, 0)

@@ -38,7 +38,7 @@ def _apply_demand_pinned() -> None:
 
 
 def step_bytes(text: str | None) -> int:
-    """The value of STEP in bytes; None or empty: the default. Raises StartError."""
+    """Return the value of STEP in bytes; None or empty: the default. Raises StartError."""
     if not (text or "").strip():
         return _STEP_GIB * _GIB
     try:

@@ -41,7 +41,7 @@ def _apply_identity() -> None:
 
 
 def identity_in(capabilities: Iterable[str]) -> str | None:
-    """The name of the server's start; None: the server has no such name."""
+    """Return the name of the server's start; None: the server has no such name."""
     return next((name for name in capabilities if name.startswith(_PREFIX)), None)
 
 
@@ -158,7 +158,7 @@ def _is_another(adapter: Any, seconds: float) -> bool:
 
 
 def _server(adapter: Any, seconds: float) -> _Server:
-    """The server that answers now. Raises TimeoutError or ConnectionError."""
+    """Return the server that answers now. Raises TimeoutError or ConnectionError."""
     broken = getattr(_queue(adapter.req_client), _BROKEN, 0)
     return identity_in(adapter.req_client.get_experimental().result(timeout=seconds)), broken
 

@@ -58,7 +58,7 @@ def _replace_the_dead(original: Callable[..., Awaitable[Any]]) -> Callable[..., 
 
 
 def _in_the_way(workers: dict[int, Any], payload: Any) -> list[str]:
-    """Addresses that must be dead before this worker can be accepted."""
+    """Return the addresses that must be dead before this worker can be accepted."""
     entry = workers.get(payload.dp_rank)
     if entry is None:
         return []

@@ -591,7 +591,8 @@ def _note_ended(original: Callable[..., tuple[bool, Any]]) -> Callable[..., tupl
 
 
 def _scheduler_pulls(scheduler: Any) -> tuple[set[str], set[str]]:
-    """Requests that were given to the workers to pull and have not ended; those that have, since the last step."""
+    """Return the requests that were given to the workers to pull and have not ended; those that have, since the last
+    step."""
     pulls: tuple[set[str], set[str]] | None = getattr(scheduler, "pdserve_pulls", None)
     if pulls is None:
         pulls = scheduler.pdserve_pulls = (set(), set())

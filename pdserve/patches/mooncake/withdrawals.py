@@ -46,7 +46,7 @@ class SideChannelDecoder:
         self._pulls = pulls
 
     def decode(self, message: bytes) -> Any:
-        """A Withdrawal, or what upstream makes of the message. Raises ValueError like upstream's decoder."""
+        """Return a Withdrawal, or what upstream makes of the message. Raises ValueError like upstream's decoder."""
         if bytes(message[: len(_PREFIX)]) != _PREFIX:
             return self._pulls.decode(message)
         transfers = json.loads(bytes(message[len(_PREFIX) :]))

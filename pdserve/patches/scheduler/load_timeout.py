@@ -60,7 +60,7 @@ class Quarantine:
 
     @property
     def block_ids(self) -> frozenset[int]:
-        """The ids of all blocks that are held."""
+        """Return the ids of all blocks that are held."""
         return frozenset(block.block_id for blocks in self._held.values() for block in blocks)
 
 
@@ -155,7 +155,7 @@ class LoadTimeout:
             self._under_way.append((now, request.request_id))
 
     def _loading(self) -> Iterator[Any]:
-        """Requests whose transfer has been started and has not ended, in the order of their queue."""
+        """Yield requests whose transfer has been started and has not ended, in the order of their queue."""
         not_started = getattr(self._scheduler, "deferred_loads", ())  # vllm >= 0.33
         for request in _parked(self._scheduler):
             if self._is_loading(request) and request.request_id not in not_started:
@@ -225,7 +225,7 @@ class LoadTimeout:
 
 
 def _parked(scheduler: Any) -> Any:
-    """The queue in which requests wait for their KV."""
+    """Return the queue in which requests wait for their KV."""
     new = hasattr(scheduler, "kv_holding_waiting")  # vllm >= 0.31
     return scheduler.kv_holding_waiting if new else scheduler.skipped_waiting
 

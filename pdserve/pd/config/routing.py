@@ -138,7 +138,7 @@ class RoutingSettings(Settings):
 
 
 def policy_of(routing: RoutingSettings, role: EngineRole) -> Policy:
-    """The policy of a role's pool."""
+    """Return the policy of a role's pool."""
     policies: dict[EngineRole, Policy] = {
         "prefill": routing.prefill,
         "decode": routing.decode,

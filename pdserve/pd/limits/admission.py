@@ -118,12 +118,12 @@ class AdmissionGate:
 
     @property
     def requests(self) -> int:
-        """Requests in flight, over all processes."""
+        """Return the requests in flight, over all processes."""
         return int(self._cells.total(0, CELLS_PER_PROCESS))
 
     @property
     def tokens(self) -> int:
-        """Prompt tokens in flight, over all processes."""
+        """Return the prompt tokens in flight, over all processes."""
         return int(self._cells.total(1, CELLS_PER_PROCESS))
 
     def configure(self, limits: PoolLimits) -> None:
@@ -154,7 +154,7 @@ class AdmissionGate:
             self._left_over = most - self._let_in(most)
 
     def try_admit(self, priority: int = 0, tokens: int = 0) -> Ticket | None:
-        """A ticket if there is room and no request is before this one. Never waits."""
+        """Return a ticket if there is room and no request is before this one. Never waits."""
         if self.waiting and self._priorities[0] <= priority:
             return None
         if (self._shared and self._other_is_first(priority, monotonic())) or not self._enter(tokens):

@@ -53,13 +53,13 @@ class Keys:
         self._entries = {key.digest: key for key in keys}
 
     def find(self, presented: bytes) -> ApiKey | None:
-        """The key that this is, if it is one."""
+        """Return the key that this is, if it is one."""
         digest = sha256(presented).digest()
         entry = self._entries.get(digest, _NO_KEY)
         return entry if hmac.compare_digest(entry.digest, digest) and entry is not _NO_KEY else None
 
     def identify(self, authorization: bytes | None, x_api_key: bytes | None = None) -> ApiKey:
-        """The key of a request, from `Authorization: Bearer` or, as Anthropic's clients send it, `x-api-key`.
+        """Return the key of a request, from `Authorization: Bearer` or, as Anthropic's clients send it, `x-api-key`.
         ApiError 401 without a valid one."""
         if authorization is not None and authorization[:7].lower() == _BEARER:
             presented = authorization[7:].strip()

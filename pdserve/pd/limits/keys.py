@@ -92,7 +92,7 @@ class KeyFile:
 
 
 def read(path: Path) -> list[ApiKey]:
-    """The keys in a file. RecipeError with the line of the first thing that is wrong."""
+    """Return the keys in a file. RecipeError with the line of the first thing that is wrong."""
     try:
         lines = read_regular(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -123,7 +123,7 @@ def read(path: Path) -> list[ApiKey]:
 
 
 def read_token(path: Path) -> str:
-    """The token in a file. RecipeError: there is none that could protect anything."""
+    """Return the token in a file. RecipeError: there is none that could protect anything."""
     try:
         token = read_regular(path).decode().strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -30,7 +30,7 @@ Limit = Literal["max_requests", "requests_per_minute"]
 
 
 def cells_needed(processes: int) -> int:
-    """Shared numbers that Quotas takes."""
+    """Return shared numbers that Quotas takes."""
     return MAX_KEYS * _row_cells(processes)
 
 
@@ -160,7 +160,7 @@ class Quotas:
         return QuotaUse(row)
 
     def in_flight(self, name: str) -> int:
-        """Requests of a key, over all processes."""
+        """Return the requests of a key, over all processes."""
         row = self._rows.get(name)
         return int(row.in_flight) if row is not None else 0
 
@@ -169,7 +169,7 @@ class Quotas:
         return ApiError(429, f"The limit of this API key is {what}.", retry_after=max(seconds, 1))
 
     def _find_row(self, name: str) -> _Row:
-        """The row that has the name's hash, or the first free one."""
+        """Return the row that has the name's hash, or the first free one."""
         # 52 bits: exact in a double, and never 0.
         mark = float((int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") >> 12) | 1)
         with self._numbers.lock:

@@ -95,7 +95,8 @@ class Client(Receiver):
 
     @property
     def last_words(self) -> bytes:
-        """The end of what was relayed: usage comes in the last event but one, which may be as large as an answer."""
+        """Return the end of what was relayed: usage comes in the last event but one, which may be as large as an
+        answer."""
         return self._before + self._tail
 
     def interrupt(self, reason: ApiError | ClientGoneError) -> None:

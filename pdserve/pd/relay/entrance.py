@@ -27,8 +27,8 @@ class Entrance:
         registry.on_change(self.refresh)
 
     def enter_now(self, roles: tuple[EngineRole, ...], priority: int, tokens: int) -> list[Ticket]:
-        """A ticket for each role up to the first that has no place now: if they are fewer than the roles, `enter` must
-        have the others, or they be released."""
+        """Return a ticket for each role up to the first that has no place now: if they are fewer than the roles,
+        `enter` must have the others, or they be released."""
         tickets: list[Ticket] = []
         for role in roles:
             ticket = self.gates[role].try_admit(priority, tokens)
@@ -76,8 +76,8 @@ class Entrance:
 
 
 async def admit(gate: AdmissionGate, priority: int = 0, tokens: int = 0) -> Ticket:
-    """A ticket, after waiting for it if need be. `priority`: the smaller the sooner. Raises ApiError, 429 when the
-    queue is full or the time is over. Cancelling it is leaving the queue."""
+    """Return a ticket, after waiting for it if need be. `priority`: the smaller the sooner. Raises ApiError, 429 when
+    the queue is full or the time is over. Cancelling it is leaving the queue."""
     ticket = gate.try_admit(priority, tokens)
     if ticket is not None:
         return ticket

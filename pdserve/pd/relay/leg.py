@@ -198,7 +198,7 @@ class Leg(Sink):
             self._resend_until = 0.0
 
     def result(self) -> EngineAnswer:
-        """The answer; raises the failure."""
+        """Return the answer; raises the failure."""
         if self.failure is not None:
             raise self.failure
         assert self.answer is not None

@@ -70,7 +70,7 @@ class Watch(Wakeable):
 
     @property
     def awaited(self) -> Leg | None:
-        """The leg whose first byte is missing. None: the client has one, or nothing was sent."""
+        """Return the leg whose first byte is missing. None: the client has one, or nothing was sent."""
         if not self.client.started:
             for leg in self.legs:
                 if not leg.settled:
@@ -107,8 +107,8 @@ class Watch(Wakeable):
             self._future = self._ready = None
 
     async def race(self, work: Awaitable[T], unwanted: Callable[[T], object] | None = None) -> T:
-        """The result of `work`, which is cancelled when something interrupts. `unwanted`: gets a result that came in
-        the same moment as the interruption."""
+        """Return the result of `work`, which is cancelled when something interrupts. `unwanted`: gets a result that
+        came in the same moment as the interruption."""
         task: asyncio.Future[T] = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: self.poke())
         interruption: BaseException | None = None

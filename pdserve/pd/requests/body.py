@@ -117,7 +117,7 @@ class Body:
         return name in self.members
 
     def raw_value(self, name: str) -> bytes | None:
-        """The value as it was sent; None when there is none."""
+        """Return the value as it was sent; None when there is none."""
         if name not in self.members:
             return None
         if self._instead is not None and name in self._instead:
@@ -131,7 +131,7 @@ class Body:
         return default if value is None else decode(value)
 
     def begins(self, name: str) -> bytes:
-        """The first byte of a value, which is its type; empty when there is none."""
+        """Return the first byte of a value, which is its type; empty when there is none."""
         return self.beginning((name,), 1)
 
     def count(self, name: str, byte: bytes, most: int) -> int:
@@ -142,7 +142,7 @@ class Body:
         return self.raw.count(byte, begin, min(end, begin + most))
 
     def length(self, name: str) -> int:
-        """Bytes of a value; 0 when there is none."""
+        """Return the bytes of a value; 0 when there is none."""
         if name not in self.members:
             return 0
         if self._instead is not None and name in self._instead:
@@ -199,8 +199,8 @@ class Body:
         return at > 0 and last is not None and last.end() == end
 
     def spliced(self, *, without: frozenset[str] = _NOTHING, plus: dict[str, bytes]) -> Payload:
-        """The object with some members cut out and others added at its end; `plus` also replaces. Its values are JSON,
-        its names need no escape."""
+        """Return the object with some members cut out and others added at its end; `plus` also replaces. Its values are
+        JSON, its names need no escape."""
         return self.cut(without.union(plus), write_object(plus))
 
     def cut(self, without: frozenset[str], added: bytes) -> Payload:
@@ -249,8 +249,8 @@ class Body:
 
 
 def members_at_once(raw: bytes) -> MembersAtOnce | None:
-    """The members of a body that is larger than FEW_BYTES, if that takes a few milliseconds; None: it must be read in
-    steps (requests.scan). ApiError 400 as for a Body.
+    """Return the members of a body that is larger than FEW_BYTES, if that takes a few milliseconds; None: it must be
+    read in steps (requests.scan). ApiError 400 as for a Body.
 
     What takes time is many members. The values that make most bodies large are cut out, and what is left is small. A
     value is looked for behind the first mention of its name: a place that is not the member's own leaves the value in
@@ -336,7 +336,7 @@ def _end_of_string(raw: bytes, begin: int, end: int) -> int:
 
 
 def write_object(members: dict[str, bytes]) -> bytes:
-    """Members as they stand in an object."""
+    """Return the members as they stand in an object."""
     parts: list[bytes] = []
     for name, value in members.items():
         parts.append(quoted_name(name))

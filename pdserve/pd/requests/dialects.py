@@ -151,7 +151,7 @@ class Dialect:
         object.__setattr__(self, "_for_prefill", write_object({**self.prefill_fields, _TRANSFER: b""}))
 
     def needs_single_engine(self, body: Body) -> str | None:
-        """The field because of which this request cannot be split; None: it can."""
+        """Return the field because of which this request cannot be split; None: it can."""
         checks = self._checks
         large = len(body.raw) > _LARGEST_CHECKED
         for name in body.members:
@@ -206,7 +206,7 @@ class Dialect:
         return prompt, 0, len(prompt)
 
     def error_body(self, error: ApiError) -> bytes:
-        """The JSON document of an error, in the shape that this API's clients read."""
+        """Return the JSON document of an error, in the shape that this API's clients read."""
         return json.dumps(error.body()).encode()
 
     def error_event(self, error: ApiError, before: bytes) -> bytes:
@@ -330,7 +330,7 @@ CANCEL: Final = _Responses("cancel", "/v1/responses/{response_id}/cancel", promp
 
 
 def nearest_dialect(path: bytes) -> Dialect:
-    """The API in whose shape the client reads an error that asks for a path which is none."""
+    """Return the API in whose shape the client reads an error that asks for a path which is none."""
     return MESSAGES if path.startswith(b"/v1/messages/") else CHAT
 
 

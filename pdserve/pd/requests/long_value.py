@@ -63,7 +63,7 @@ def _names(raw: bytes) -> list[str] | None:
 
 
 def members_around_long(raw: bytes) -> MembersAtOnce | None:
-    """The members of a body of LONG_BYTES to EASY_BYTES. None: it has to be read otherwise.
+    """Return the members of a body of LONG_BYTES to EASY_BYTES. None: it has to be read otherwise.
 
     A place is guessed for the long value: from behind the first mention of its name to before the last mention of the
     next one. It is right if the body with a number of ours in that place is an object whose members have the same

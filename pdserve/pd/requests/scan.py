@@ -249,7 +249,7 @@ class Scan:
             self._end_value(self._at + _end_of_brackets(piece, self._depth, self._in_string))
 
     def _piece(self) -> bytes:
-        """The next slice, whose last backslash is not parted from what it escapes."""
+        """Return the next slice, whose last backslash is not parted from what it escapes."""
         piece = self.raw[self._at : self._at + self._slice]
         if piece.endswith(b"\\"):
             backslashes = len(piece) - len(piece.rstrip(b"\\"))

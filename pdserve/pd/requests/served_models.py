@@ -65,7 +65,7 @@ class ServedModels:
         self._any = _Model(only, min([limit for limit in names.values() if limit is not None], default=None))
 
     def check(self, dialect: Dialect, body: Body) -> str:
-        """The model that a body means; empty: not known. ApiError: every engine would refuse this."""
+        """Return the model that a body means; empty: not known. ApiError: every engine would refuse this."""
         model = self._any
         if "model" in body.members:
             written = _name(body)
@@ -82,7 +82,7 @@ class ServedModels:
         return model.name
 
     def _other(self, written: bytes) -> _Model:
-        """The model of a name that is not written as usual, or not known; `written`: as JSON."""
+        """Return the model of a name that is not written as usual, or not known; `written`: as JSON."""
         # As vLLM: without a name it is the model that there is. What is no text at all is the engine's to refuse.
         name = str(decode(written)) if written.startswith(b'"') else ""
         if name and self.names and name not in self.names:

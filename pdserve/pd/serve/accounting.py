@@ -162,7 +162,7 @@ def _stage(request: ClientRequest | None) -> str:
 
 
 def _usage(client: Client) -> tuple[int | None, int | None]:
-    """Tokens of prompt and answer, as the engine reports them at the end of its answer; None: it has not."""
+    """Return the tokens of prompt and answer, as the engine reports them at the end of its answer; None: it has not."""
     if client.counted is not None:
         return client.counted
     return read_last_usage(client.last_words, stream=client.stream)

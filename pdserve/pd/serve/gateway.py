@@ -372,7 +372,8 @@ class Gateway:
         await self._canary.send(prefill, decode, tokens=tokens, seconds=seconds)
 
     def load(self) -> int:
-        """Requests that hold a place at an engine or wait for one, over all processes for those that hold one."""
+        """Return the requests that hold a place at an engine or wait for one, over all processes for those that hold
+        one."""
         return max(gate.requests + gate.waiting for gate in self._entrance.gates.values())
 
     # --- inside

@@ -63,8 +63,8 @@ _LATER = {"retry-after": str(RETRY_AFTER_SECONDS)}
 
 
 def create_app() -> Starlette:
-    """The routes that are not relayed. `app.state.gateway` must be set before the first request. FastAPI, which the
-    admin's routes have, would take 7 MB more in each process for models that nothing here needs."""
+    """Return the routes that are not relayed. `app.state.gateway` must be set before the first request. FastAPI, which
+    the admin's routes have, would take 7 MB more in each process for models that nothing here needs."""
     handlers = {ApiError: _api_error, HTTPException: _http_error}
     app = Starlette(exception_handlers=handlers)  # type: ignore[arg-type]  # each gets its own class
     figures = PageLimit(lambda: app.state.gateway.page())  # noqa: PLW0108  (it is set later)

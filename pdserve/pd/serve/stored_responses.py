@@ -40,7 +40,7 @@ _NOTHING = b"{}"
 
 
 def stored_at(path: bytes) -> Dialect | None:
-    """The API of a path that names a stored response; None: it names none."""
+    """Return the API of a path that names a stored response; None: it names none."""
     if not path.startswith(_PREFIX) or (match := _PATH.fullmatch(path)) is None:
         return None
     return RETRIEVE if match[2] is None else CANCEL
@@ -66,7 +66,7 @@ class StoredResponses:
     def read(
         self, dialect: Dialect, request: Request, request_id: str, trace: Trace | None, received: float
     ) -> ClientRequest:
-        """A request that names a response in its path: nothing of a body is sent on."""
+        """Return a request that names a response in its path: nothing of a body is sent on."""
         headers = request.headers
         if trace is not None:
             headers = [pair for pair in headers if pair[0] != b"traceparent"]

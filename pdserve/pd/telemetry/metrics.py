@@ -82,8 +82,8 @@ class Metrics:
         return msgspec.msgpack.encode(self._numbers())
 
     def page(self, others: Iterable[bytes] = (), *, keys: bool = False) -> bytes:
-        """The text for Prometheus, with the snapshots of other processes added. `keys`: also what names API keys, which
-        is not for every client. msgspec.MsgspecError: one of the snapshots is none."""
+        """Return the text for Prometheus, with the snapshots of other processes added. `keys`: also what names API
+        keys, which is not for every client. msgspec.MsgspecError: one of the snapshots is none."""
         decoded = [msgspec.msgpack.decode(encoded, type=Snapshot) for encoded in others]
         return render(merge([self._numbers(), *decoded]), keys=keys)
 

@@ -89,7 +89,7 @@ def render(numbers: Snapshot, *, keys: bool) -> bytes:
 
 
 def merge(snapshots: Sequence[Snapshot]) -> Snapshot:
-    """The numbers of several processes as those of one."""
+    """Return the numbers of several processes as those of one."""
     histograms: dict[str, tuple[list[int], float]] = {}
     counters: dict[str, dict[Labels, int]] = {}
     gauges: dict[tuple[str, Labels], float] = {}

@@ -180,7 +180,7 @@ class OtelSpans:
 
 
 def parse(traceparent: str | None) -> tuple[str, str, bool] | None:
-    """Trace id, span id and whether it is sampled, of a W3C traceparent; None when it is none."""
+    """Return the trace id, span id and whether it is sampled, of a W3C traceparent; None when it is none."""
     match = _TRACEPARENT.fullmatch(traceparent or "")
     if match is None or (match[1] == "00" and match[5]) or match[2] == _ZERO[0] or match[3] == _ZERO[1]:
         return None

@@ -69,7 +69,7 @@ _NOTHING = (None, None)
 
 
 def of_value(usage: bytes) -> tuple[int | None, int | None]:
-    """Tokens of prompt and answer in the value of a `usage`; None, None: it is none."""
+    """Return the tokens of prompt and answer in the value of a `usage`; None, None: it is none."""
     try:
         counts = _VALUE.decode(usage)
     except (msgspec.MsgspecError, RecursionError):
@@ -78,7 +78,7 @@ def of_value(usage: bytes) -> tuple[int | None, int | None]:
 
 
 def of_answer(answer: bytes) -> tuple[int | None, int | None]:
-    """Tokens of prompt and answer that a whole answer, no stream, reports; None: it does not."""
+    """Return the tokens of prompt and answer that a whole answer, no stream, reports; None: it does not."""
     try:
         counts = _WHOLE.decode(answer).usage
     except (msgspec.MsgspecError, RecursionError):
@@ -87,7 +87,8 @@ def of_answer(answer: bytes) -> tuple[int | None, int | None]:
 
 
 def cached_in(answer: bytes) -> int | None:
-    """Tokens of the prompt that were in a cache, as a whole answer, no stream, reports them; None: it does not."""
+    """Return the tokens of the prompt that were in a cache, as a whole answer, no stream, reports them; None: it does
+    not."""
     try:
         usage = _CACHED.decode(answer).usage
     except (msgspec.MsgspecError, RecursionError):
@@ -99,7 +100,8 @@ def cached_in(answer: bytes) -> int | None:
 
 
 def of_event(event: bytes) -> tuple[int | None, int | None]:
-    """Tokens of prompt and answer that one event of a stream reports; None: it does not, or is not a whole one."""
+    """Return the tokens of prompt and answer that one event of a stream reports; None: it does not, or is not a whole
+    one."""
     try:
         decoded = _EVENT.decode(event[max(0, event.find(b"{")) :])
     except (msgspec.MsgspecError, RecursionError):

@@ -61,7 +61,8 @@ class ConnectorPort:
         return replace(self, roles=both, reached_by=peers)
 
     def how_many(self, ranks: int, tp: int) -> int:
-        """Ports of one engine process whose API server has so many data-parallel ranks, of so many workers each."""
+        """Return the ports of one engine process whose API server has so many data-parallel ranks, of so many workers
+        each."""
         return self.count * (ranks if self.per_rank else 1) * (tp if self.per_worker else 1)
 
 
@@ -201,5 +202,6 @@ class LeafSection(Strict, ABC):
         return HostMemory()
 
     def proxy_settings(self) -> dict[str, Any]:
-        """Fields of the proxy's configuration that follow from it, when it moves KV from prefill to decode."""
+        """Return the fields of the proxy's configuration that follow from it, when it moves KV from prefill to
+        decode."""
         return {}

@@ -42,8 +42,8 @@ class LmcacheMpSection(LeafSection):
     )
 
     def modes(self, server: Lmcache | None, platform: str) -> tuple[TransferMode, TransferMode]:
-        """The mode that the engine asks for, as configured and as it comes out: on a CPU `auto` means engine_driven,
-        on other platforms lmcache_driven. A connector that names none follows the server."""
+        """Return the mode that the engine asks for, as configured and as it comes out: on a CPU `auto` means
+        engine_driven, on other platforms lmcache_driven. A connector that names none follows the server."""
         asked = self.transfer_mode or (server.transfer_mode if server is not None else "auto")
         if asked != "auto":
             return asked, asked

@@ -53,7 +53,7 @@ class MooncakePorts(Strict):
 
 
 def transfer_range(side: EngineSide) -> dict[str, str]:
-    """The variables that keep transfer engines within their range."""
+    """Return the variables that keep transfer engines within their range."""
     if not (ports := side.ports.get(TRANSFER.purpose)):
         return {}
     return {"MC_MIN_RPC_PORT": str(ports.start), "MC_MAX_RPC_PORT": str(ports.stop - 1)}
@@ -78,7 +78,7 @@ def _rdma_devices(config: Mapping[str, Any], variables: Mapping[str, str]) -> tu
 
 
 def device_names(text: str) -> tuple[str, ...]:
-    """The RDMA devices of a `device_name`; none: Mooncake chooses."""
+    """Return the RDMA devices of a `device_name`; none: Mooncake chooses."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 

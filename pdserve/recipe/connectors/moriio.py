@@ -115,7 +115,7 @@ class MoriioSection(LeafSection):
     )
 
     def seconds(self, request_seconds: float) -> dict[str, float]:
-        """vLLM's three limits by its own keys, for a proxy that ends a request after `request_seconds`."""
+        """Return vLLM's three limits by its own keys, for a proxy that ends a request after `request_seconds`."""
         least = request_seconds + ABORT_SECONDS
         transfer = self.transfer_timeout_seconds or least
         received = self.recv_abort_timeout_seconds or transfer

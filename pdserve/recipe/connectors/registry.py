@@ -89,7 +89,7 @@ Connector = Annotated[AnyConnector, Field(discriminator="kind")]
 
 
 def leaf_configs(config: Config) -> Iterator[Config]:
-    """The mappings of connectors in one of vLLM's: the children of a MultiConnector instead of itself."""
+    """Yield the mappings of connectors in one of vLLM's: the children of a MultiConnector instead of itself."""
     extra = config.get("kv_connector_extra_config")
     children = extra.get("connectors") if isinstance(extra, Mapping) else None
     if not isinstance(children, list):
@@ -101,7 +101,7 @@ def leaf_configs(config: Config) -> Iterator[Config]:
 
 
 def child_mappings(config: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Mapping[str, Any]]]:
-    """The children of a raw MultiConnector, and theirs, each with the keys that lead to it."""
+    """Yield the children of a raw MultiConnector, and theirs, each with the keys that lead to it."""
     extra = config.get("kv_connector_extra_config")
     children = extra.get("connectors") if isinstance(extra, Mapping) else None
     for index, child in enumerate(children if isinstance(children, list) else ()):
@@ -112,7 +112,7 @@ def child_mappings(config: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int,
 
 
 def class_names(connector: AnyConnector | None) -> frozenset[str]:
-    """vLLM's class names of the connector and its children: what patches and known defects are about."""
+    """Return vLLM's class names of the connector and its children: what patches and known defects are about."""
     match connector:
         case None:
             return frozenset()
@@ -133,7 +133,8 @@ def kinds_of(connector: AnyConnector | None) -> tuple[ConnectorKind, ...]:
 
 
 def ports_of(connector: AnyConnector | None) -> tuple[ConnectorPort, ...]:
-    """The ports of the connector and its children. What two of them share is one port, reached by the peers of both."""
+    """Return the ports of the connector and its children. What two of them share is one port, reached by the peers of
+    both."""
     ports: dict[str, ConnectorPort] = {}
     for port in (port for kind in kinds_of(connector) for port in kind.ports):
         known = ports.get(port.key)
@@ -157,7 +158,7 @@ def untested_connectors(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def transfer_kinds() -> str:
-    """The kinds of sections that move KV between prefill and decode, for messages."""
+    """Return the kinds of sections that move KV between prefill and decode, for messages."""
     offered = [section for section in SECTIONS if section.ABOUT.protocol and not section.ABOUT.experimental]
     return " or ".join(section.model_fields["kind"].default for section in offered)
 

@@ -405,7 +405,8 @@ async def prove_transfer(target: Target, traffic: Traffic) -> Outcome:
 
 
 def _on_decode(target: Target, before: Counters, after: Counters, source: str) -> int | None:
-    """Prompt tokens of one source on all decode engines. None: one does not count them, or could not be read."""
+    """Return the prompt tokens of one source on all decode engines. None: one does not count them, or could not be
+    read."""
     each = [tokens_since(before.engines[w.name], after.engines[w.name], source) for w in target.decoders]
     known = [count for count in each if count is not None]
     return sum(known) if len(known) == len(each) else None

@@ -110,7 +110,7 @@ class Schedule:
         return tuple(self._chance(f"prefix-{group}").choices(self.pool, k=chunks * self.chunk))
 
     def long_answer(self, planned: LoadRequest) -> int:
-        """Tokens of the answer to a request that is left."""
+        """Return the tokens of the answer to a request that is left."""
         if self.model_limit is None:
             return _LONG_ANSWER_TOKENS
         return min(_LONG_ANSWER_TOKENS, self.model_limit - len(planned.prompt))

@@ -140,7 +140,7 @@ def place_of(target: Target, engine: str) -> frozenset[str] | None:
 
 
 def _unit(target: Target, engines: Snapshots) -> int | None:
-    """Tokens of the pieces that are reloaded. None: an engine does not report the size of its blocks."""
+    """Return the tokens of the pieces that are reloaded. None: an engine does not report the size of its blocks."""
     if target.plan.lmcache:
         return target.chunk
     units = [_piece(target, name, engine.block_size) for name, engine in engines.items()]
@@ -176,7 +176,7 @@ def _loaded_tokens(growth: Mapping[str, _Growth]) -> int:
 
 
 def _others(growth: Mapping[str, _Growth], tokens: int) -> int:
-    """Prompt tokens beside those of the prompt."""
+    """Return the prompt tokens beside those of the prompt."""
     return sum(each.prompts for each in growth.values()) - tokens
 
 
