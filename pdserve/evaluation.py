@@ -127,7 +127,8 @@ def configuration(plan: Plan, settings: EvalSettings, results: Path) -> dict[str
 
 
 def environment(plan: Plan, environ: Mapping[str, str], key: str) -> dict[str, str]:
-    """The endpoint is asked directly: an HTTP proxy of the environment is for downloads of data sets."""
+    """Return the harness's environment. The endpoint is asked directly: an HTTP proxy of the environment is for
+    downloads of data sets."""
     direct = [environ.get("NO_PROXY") or environ.get("no_proxy") or "", urlsplit(plan.proxy_url).hostname or ""]
     no_proxy = ",".join(host for host in direct if host)
     return {**environ, KEY_VARIABLE: key, "NO_PROXY": no_proxy, "no_proxy": no_proxy}

@@ -113,7 +113,7 @@ class Prober:
         self._checks = 0
 
     async def check(self, probe: HttpProbe | LmcacheProbe) -> ProbeAnswer:
-        """One try of either kind; never raises for an answer that is merely wrong or missing."""
+        """Try once, with either kind of probe; never raises for an answer that is merely wrong or missing."""
         self._checks += 1
         if self._checks % _PROVEN_AGAIN == 0:
             self._proven = None

@@ -190,7 +190,8 @@ class Launcher:
         await asyncio.gather(*(self._fleet.stop(name) for name in names if self._fleet.phase_of(name) in LIVING))
 
     def _is_up(self, name: str) -> bool:
-        """Healthy; an engine that is only held for its cache server counts, because that is proven next."""
+        """Tell whether a process is healthy; an engine that is only held for its cache server counts, because that is
+        proven next."""
         return self._is_ready(name) or (self._fleet.phase_of(name) == "degraded" and not self._fleet.silent(name))
 
     def _is_ready(self, name: str) -> bool:
@@ -261,7 +262,8 @@ class Launcher:
             judged = self._fleet.changes
 
     def _judge(self) -> None:
-        """ready or degraded, from what the processes are. A failed deployment is judged anew only by `up`."""
+        """Set the phase to ready or degraded, from what the processes are. A failed deployment is judged anew only by
+        `up`."""
         if self._state.phase not in ("ready", "degraded"):
             return
         self._set_phase("ready" if all(map(self._is_ready, self._state.processes)) else "degraded")
@@ -424,7 +426,7 @@ class Launcher:
         return Reply(exit_code=0, message=f"{rolling.summary()}; {now}{changes.stays}")
 
     async def _start_again(self, request: Apply) -> Reply:
-        """A start that failed and was kept: what is missing, as in the first one."""
+        """Start what is missing after a start that failed and was kept, as in the first one."""
         changes = self._check(request)
         old = {process.name: process for process in self._fleet.plan.processes}
         new = {process.name: process for process in request.plan.processes}
@@ -447,7 +449,7 @@ class Launcher:
     # Teardown ------------------------------------------------------------------------------------------------------
 
     async def _tear_down(self, phase: Phase, error: PdserveError | None) -> None:
-        """Proxy (drain), decode, prefill, LMCache; then the agents. Ends when their guards have left."""
+        """Stop all: proxy (drain), decode, prefill, LMCache; then the agents. Ends when their guards have left."""
         self._set_phase("draining")
         async with resume_stopped_supervisors(self._state, self._note):
             await self._fleet.stop_in_order(self._fleet.plan.processes)

@@ -58,7 +58,7 @@ def check_memory(servers: Sequence[LmcacheServer], facts: MemoryFacts) -> None:
 
 
 def registered_workers(status: Mapping[str, Any]) -> int:
-    """Engine workers that a /status answer lists as registered, whichever side moves the bytes."""
+    """Count the engine workers that a /status answer lists as registered, whichever side moves the bytes."""
     return sum(len(status.get(key) or ()) for key in _REGISTRATION_KEYS)
 
 

@@ -105,7 +105,7 @@ def bound(host: str, port: int, *, shared: bool) -> socket.socket:
 
 
 def listening(wanted: ListenSettings) -> list[socket.socket]:
-    """One socket for each process. StartError: the address cannot be had."""
+    """Return one socket for each process. Raises StartError when the address cannot be had."""
     # Members share the port with any process that asks so: that no other has it is seen here.
     alone = bound(wanted.host, wanted.port, shared=False)
     if wanted.processes == 1:
@@ -226,7 +226,8 @@ def check(path: Path, handover_format: int) -> None:
 
 
 def stdin_is_control() -> bool:
-    """A launcher talks through a pipe or a socket; a terminal, a file or nothing at all is standalone use."""
+    """Tell whether a launcher talks on stdin: it does so through a pipe or a socket; a terminal, a file or nothing at
+    all is standalone use."""
     try:
         mode = os.fstat(0).st_mode
     except OSError:

@@ -129,7 +129,7 @@ async def make(environ: Mapping[str, str], show: Show) -> Path:
 
 
 async def _step(argv: list[str], env: Mapping[str, str], log: Path, show: Show) -> None:
-    """One program, with a line for each thing that it does. Raises PreflightError."""
+    """Run one program, with a line for each thing that it does. Raises PreflightError."""
     try:
         child = spawn(argv, env=env, log=log, marker=marker("setup", new_token(), "setup"), control_stdin=False)
     except OSError as error:
@@ -199,7 +199,7 @@ def _version(folder: Path, environ: Mapping[str, str]) -> str | None:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Ours, without what leads to packages of ours."""
+    """Return our environment, without what leads to packages of ours."""
     return {
         name: value for name, value in environ.items() if not name.startswith(("PYTHON", "PDSERVE_", "VIRTUAL_ENV"))
     }
@@ -231,7 +231,7 @@ def _remove(folder: Path) -> None:
 
 @contextmanager
 def hold_alone(folder: Path) -> Iterator[None]:
-    """Two set-ups at once would make half an environment each. Raises PreflightError."""
+    """Hold the lock of a set-up. Two set-ups at once would make half an environment each. Raises PreflightError."""
     lock = folder.with_name(f"{folder.name}.lock")
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)

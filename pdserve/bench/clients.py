@@ -125,11 +125,11 @@ class VllmClient:
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """The run has recorded vLLM's, unless --python names another one."""
+        """Return nothing: the run has recorded vLLM's version, unless --python names another one."""
         return {}
 
     def prepare(self, run: ClientRun) -> list[str]:
-        """A closed loop at a concurrency, Poisson arrivals at a rate."""
+        """Return the command of a run: a closed loop at a concurrency, Poisson arrivals at a rate."""
         plan, workload, load = run.plan, run.workload, run.load
         argv = [
             # -P: the folder of the program is no place to import from.
@@ -305,8 +305,8 @@ def configuration(
 
 
 def _synthetic(run: ClientRun) -> dict[str, Any]:
-    """A prompt of its own for every request, from a random place of its text. Its corpus `random` has ids that follow
-    each other, which in a small vocabulary are the same ones in many prompts."""
+    """Describe the prompts: one of its own for every request, from a random place of AIPerf's text. AIPerf's corpus
+    `random` has ids that follow each other, which in a small vocabulary are the same ones in many prompts."""
     prompts = {
         "isl": {"mean": run.workload.input_tokens, "stddev": 0},
         "osl": {"mean": run.workload.output_tokens, "stddev": 0},
@@ -377,7 +377,7 @@ class AiperfClient:
         return [self.program, "-I", "-m", "aiperf", "profile", "--config", str(config)]
 
     def environment(self, run: ClientRun, environ: Mapping[str, str], key: str) -> dict[str, str]:
-        """The key is where its configuration names it."""
+        """Return AIPerf's environment. The key is where AIPerf's configuration names it."""
         ours = {name: value for name, value in without_site_proxy(environ).items() if name not in _NOT_THEIRS}
         insecure = {"AIPERF_HTTP_SSL_VERIFY": "false"} if run.plan.proxy.tls is not None else {}
         # It would keep every prompt in the user's cache folder, and leave its files and sockets in /tmp.
@@ -387,7 +387,7 @@ class AiperfClient:
 
     @property
     def _has_folder(self) -> bool:
-        """Rather than a name at Hugging Face."""
+        """Tell whether the tokenizer is a folder, rather than a name at Hugging Face."""
         return Path(self.tokenizer).is_dir()
 
     def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:

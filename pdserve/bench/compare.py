@@ -397,7 +397,7 @@ def _measured_otherwise(a: Workload, b: Workload) -> list[Difference]:
 
 
 def _place(name: str) -> int:
-    """A fact that only one of two results has is shown among its own kind."""
+    """Return the place of a fact, so that one which only one of two results has is shown among its own kind."""
     return next(
         (
             place

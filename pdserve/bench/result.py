@@ -162,7 +162,7 @@ def provenance(run: RunDir, plan: Plan, client: LoadClient, planned: Mapping[str
 
 
 def _absolute(tokenizer: str) -> str:
-    """A folder is the same from wherever it is named."""
+    """Return a tokenizer's folder as an absolute path: it is the same from wherever it is named."""
     return str(Path(tokenizer).resolve()) if Path(tokenizer).is_dir() else tokenizer
 
 

@@ -76,7 +76,8 @@ class Sampler:
             await asyncio.sleep(_GAUGES_SECONDS)
 
     async def _find_family(self) -> None:
-        """A client may be many processes. Looking at all of /proc for them costs too much to do it for every sample."""
+        """Find the client's processes, again and again. A client may be many processes. Looking at all of /proc for
+        them costs too much to do it for every sample."""
         while True:
             self._family = frozenset(await asyncio.to_thread(procfs.family, {self._client}))
             self._titles |= {pid: procfs.command(pid) for pid in self._family}

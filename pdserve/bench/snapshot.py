@@ -96,7 +96,8 @@ ENGINE: Mapping[str, Counter] = {
 
 
 def _lmcache(name: str, title: str) -> Counter:
-    """OpenTelemetry shows a counter only once it has counted; LMCache's gauges are there from its start."""
+    """Describe a counter of LMCache. OpenTelemetry shows a counter only once it has counted; LMCache's gauges are there
+    from its start."""
     return Counter(f"lmcache_mp_{name}", title, appears="lmcache_mp_")
 
 
@@ -138,7 +139,7 @@ class Counts(Frozen):
 
 
 def counts(samples: Iterable[Sample] | str, of: Mapping[str, Counter]) -> Counts:
-    """`samples` as observe.metrics.read_metrics returns them."""
+    """Sum the counters in `samples`, which are what observe.metrics.read_metrics returns."""
     if isinstance(samples, str):
         return Counts(error=samples)
     samples = list(samples)
@@ -264,7 +265,8 @@ class CounterReader:
         return list(await asyncio.gather(*(engine_snapshot(url, self._client) for url in urls)))
 
     def _patches(self, engine: str) -> tuple[str, ...]:
-        """A plan has those that it was started with; of code that it does not know a patch may leave itself out."""
+        """Return the patches that are active in an engine. A plan has those that the engine was started with; of code
+        that it does not know a patch may leave itself out."""
         instance = self._plan.instance_of(engine)
         return active_in_all(record for process in instance for record in records(self._run, process.name))
 

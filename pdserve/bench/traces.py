@@ -254,7 +254,8 @@ Sessions = tuple[Session, ...]
 
 
 def mooncake(lines: Sequence[TraceLine], output_tokens: int, block: int | None) -> tuple[Sessions, int | None]:
-    """Lines of a session are its turns: each adds its prompt to the ones before and their answers."""
+    """Read Mooncake's trace: lines of a session are its turns: each adds its prompt to the ones before and their
+    answers."""
     rows = [(line, line.read(MooncakeRow)) for line in lines]
     fitted = _block(rows, block)
     grouped: dict[str, list[tuple[TraceLine, MooncakeRow]]] = {}
@@ -274,7 +275,7 @@ def mooncake(lines: Sequence[TraceLine], output_tokens: int, block: int | None) 
 
 
 def conversations(lines: Sequence[TraceLine], output_tokens: int, _: int | None) -> tuple[Sessions, int | None]:
-    """A leading system turn is no request: AIPerf sends it before the first one."""
+    """Read AIPerf's multi_turn format. A leading system turn is no request: AIPerf sends it before the first one."""
     sessions = []
     for line in lines:
         row = line.read(ConversationRow)
@@ -295,7 +296,7 @@ def conversations(lines: Sequence[TraceLine], output_tokens: int, _: int | None)
 
 
 def sub_agents(lines: Sequence[TraceLine], output_tokens: int, _: int | None) -> tuple[Sessions, int | None]:
-    """A fork continues its parent's prompt and answer, a spawn begins anew."""
+    """Read AIPerf's dag_jsonl format. A fork continues its parent's prompt and answer, a spawn begins anew."""
     rows = [(line, line.read(AgentRow)) for line in lines]
     parents: dict[str, tuple[str, int]] = {}
     started: dict[str, TraceLine] = {}
@@ -332,8 +333,8 @@ def sub_agents(lines: Sequence[TraceLine], output_tokens: int, _: int | None) ->
 
 
 def messages(lines: Sequence[TraceLine], output_tokens: int, _: int | None) -> tuple[Sessions, int | None]:
-    """A line that ends with an answer is a whole conversation: a request for each answer in it. What the log has as
-    the model's answers is sent as it is, so that every run has the same prompts."""
+    """Read a log of OpenAI requests. A line that ends with an answer is a whole conversation: a request for each answer
+    in it. What the log has as the model's answers is sent as it is, so that every run has the same prompts."""
     grouped: dict[str, list[tuple[Turn, dict[str, Any]]]] = {}
     for line in lines:
         raw = openai_row(line.row)
@@ -453,8 +454,8 @@ def read_trace(
     sessions: int | None = None,
     folder: Path = _CURRENT,
 ) -> RequestTrace:
-    """The file, or the trace that pdserve has under this name. `output_tokens`: of answers whose length it does not
-    have. `sessions`: only the first so many. `folder`: the name is relative to it. Raises RecipeError."""
+    """Read a trace: the file, or the one that pdserve has under this name. `output_tokens`: of answers whose length it
+    does not have. `sessions`: only the first so many. `folder`: the name is relative to it. Raises RecipeError."""
     path = folder / name
     if name == AGENTIC and not path.exists():
         data, where = files("pdserve.bench").joinpath(f"{AGENTIC}.jsonl").read_bytes(), name
@@ -513,7 +514,7 @@ def _format_of(line: TraceLine) -> TraceFormat:
 
 
 def first_sessions(sessions: tuple[Session, ...], some: int | None) -> tuple[Session, ...]:
-    """The first that begin by themselves, and all that they start."""
+    """Return the first `some` sessions that begin by themselves, and all that they start."""
     if some is None:
         return sessions
     roots = [session.id for session in sessions if session.root][:some]
@@ -563,8 +564,8 @@ def facts(trace: RequestTrace) -> TraceFacts:
 
 
 def prefix_hit(trace: RequestTrace, *, answers: bool = False) -> float:
-    """0 to 1, of the tokens of all prompts together. `answers`: where a cache has the KV of answers too, as that of
-    decode, or of an engine that does both."""
+    """Return the share of the tokens of all prompts that a cache has in theory, 0 to 1. `answers`: where a cache has
+    the KV of answers too, as that of decode, or of an engine that does both."""
     seen: set[int] = set()
     asked = hits = 0.0
     for prompt, answer in _requests(trace.sessions):
@@ -587,7 +588,8 @@ def asked_input(trace: RequestTrace) -> int | None:
 
 
 def _requests(sessions: Sequence[Session]) -> list[tuple[list[Piece], Piece]]:
-    """The prompt and the answer of each, in order. A fork begins with the prompt and the answer of its parent."""
+    """Return the prompt and the answer of each request, in order. A fork begins with the prompt and the answer of its
+    parent."""
     after: dict[tuple[str, int], list[Piece]] = {}
     requests: list[tuple[list[Piece], Piece]] = []
     for session in sessions:

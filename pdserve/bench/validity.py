@@ -166,8 +166,9 @@ def nothing_completed(evidence: Evidence) -> Answer:
 
 
 def too_many_errors(evidence: Evidence) -> Answer:
-    """A request that was open at the end was so for all of the grace time at least: where every answer took less than
-    half of that, it hung. Not in a trace, where it may have been asked for a longer answer than all others."""
+    """Judge the share of failed requests. A request that was open at the end was so for all of the grace time at least:
+    where every answer took less than half of that, it hung. Not in a trace, where it may have been asked for a longer
+    answer than all others."""
     alike = bool(evidence.done) and evidence.workload.trace is None
     hung = alike and evidence.load.grace > _HUNG * evidence.slowest
     failed = [record for record in evidence.records if not record.ok and (hung or not record.cut)]
@@ -188,7 +189,8 @@ def too_many_errors(evidence: Evidence) -> Answer:
 
 
 def output_lengths(evidence: Evidence) -> Answer:
-    """A stream that ends with an error event, or early, counts as answered for the client: its length gives it away."""
+    """Judge the lengths of the answers. A stream that ends with an error event, or early, counts as answered for the
+    client: its length gives it away."""
     asked = evidence.workload.output_tokens
     wrong = [r for r in evidence.done if r.output_tokens != (asked if r.asked_output is None else r.asked_output)]
     if not wrong:
@@ -249,7 +251,8 @@ def client_saturated(evidence: Evidence) -> Answer:
 
 
 def off_rate(evidence: Evidence) -> Answer:
-    """A client that falls behind asks less of the deployment than the result claims, and one that hurries asks more."""
+    """Judge whether requests were sent at the rate that was asked for. A client that falls behind asks less of the
+    deployment than the result claims, and one that hurries asks more."""
     rate = evidence.load.rate
     if rate is None or not evidence.records:
         return None
@@ -349,8 +352,8 @@ def transfers_failed(evidence: Evidence) -> Answer:
 
 
 def cache_stored_nothing(evidence: Evidence) -> Answer:
-    """Prompts that were computed and have a whole chunk must be stored by every tier that the recipe turns on: by all
-    engines together, and by each of them."""
+    """Judge what the cache tiers have stored. Prompts that were computed and have a whole chunk must be stored by every
+    tier that the recipe turns on: by all engines together, and by each of them."""
     tiers = list(_tiers(evidence))
     if tiers and (missing := _silent(evidence, "prefill", "aggregated")):
         return missing
@@ -412,7 +415,7 @@ def deployment_changed(evidence: Evidence) -> Answer:
 
 
 def second_attempts(evidence: Evidence) -> Answer:
-    """A request that a worker failed and another answered: the client sees only a slow answer."""
+    """Judge requests that a worker failed and another answered: the client sees only a slow answer."""
     counted = evidence.proxy()
     if "requests" not in counted:
         return Unknown("the proxy does not count second attempts" + _why(_unread_proxy(evidence)))
@@ -515,7 +518,7 @@ def _counts_failures(evidence: Evidence) -> bool:
 
 
 def _silent(evidence: Evidence, *roles: str) -> Unknown | None:
-    """The first engine of a role that could not be read."""
+    """Return a note on the first engine of these roles that could not be read."""
     for name in evidence.names(*roles):
         for snapshot in (evidence.before, evidence.after):
             if name not in snapshot.engines or snapshot.engines[name].error:
@@ -546,9 +549,9 @@ _SOURCES = ("computed", "local_hits", "received")
 
 
 def tokens_differ(evidence: Evidence) -> Answer:
-    """Prompts by where their tokens came from on prefill and on decode, and answers as decode generated them. More than
-    the client knows of is work for somebody else that went straight to the engines; less is a client that claims too
-    much."""
+    """Compare the client's tokens with the engines': prompts by where their tokens came from on prefill and on decode,
+    and answers as decode generated them. More than the client knows of is work for somebody else that went straight to
+    the engines; less is a client that claims too much."""
     if not evidence.done:
         return None  # which is INVALID already
     if unread := [name for name in evidence.names("prefill", "decode", "aggregated") if not evidence.counted_by(name)]:
@@ -605,9 +608,10 @@ def _compared(evidence: Evidence, tokens: _Tokens, roles: tuple[str, ...]) -> In
 
 
 def cache_was_warm(evidence: Evidence) -> Answer:
-    """Each run of the client has a `cache_salt` of its own (pdserve.bench.clients), by which vLLM and LMCache key a
-    block: what was there before cannot be loaded, also where it could not be removed (pdserve.sweep.caches). A trace
-    repeats itself, which a cold cache has too; the limit is of the rest."""
+    """Judge whether prompts were in a cache before they were sent. Each run of the client has a `cache_salt` of its own
+    (pdserve.bench.clients), by which vLLM and LMCache key a block: what was there before cannot be loaded, also where
+    it could not be removed (pdserve.sweep.caches). A trace repeats itself, which a cold cache has too; the limit is of
+    the rest."""
     prefill, decode = evidence.engines("prefill", "aggregated"), evidence.engines("decode")
     if "computed" not in prefill or "local_hits" not in prefill:
         return Unknown("the engines do not count where the tokens of their prompts came from")

@@ -72,14 +72,14 @@ class Workload(Frozen):
 
     @property
     def title(self) -> str:
-        """`1024 in, 128 out`, or the name of the trace."""
+        """Return `1024 in, 128 out`, or the name of the trace."""
         if self.trace is None:
             return f"{self.input_tokens} in, {self.output_tokens} out"
         some = "" if self.sessions is None else f", {self.sessions} sessions"
         return f"trace {Path(self.trace).name}{some}"
 
     def client_for(self, load: Load) -> ClientKind:
-        """The one that is chosen, or the one that is needed."""
+        """Return the client that is chosen, or the one that is needed."""
         return self.client or ("aiperf" if self.trace is not None or load.seconds is not None else "vllm")
 
 
@@ -120,5 +120,6 @@ _REQUESTS_AT_LEAST, _REQUESTS_EACH = 32, 10
 
 
 def usual_requests(load: float) -> int:
-    """Ten for each that may be open, or ten seconds of a rate; 32 at least: percentiles of fewer mean little."""
+    """Return how many requests a load has: ten for each that may be open, or ten seconds of a rate; 32 at least:
+    percentiles of fewer mean little."""
     return max(_REQUESTS_AT_LEAST, round(_REQUESTS_EACH * load))

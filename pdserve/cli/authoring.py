@@ -71,7 +71,8 @@ def _warn(recipes: Sequence[import_recipe.ImportedRecipe]) -> None:
 
 
 def _without_line(warning: str) -> str:
-    """The recipe was read from a file that is not there any more. What a point of a sweep has set is its own place."""
+    """Return a warning without its place. The recipe was read from a file that is not there any more. What a point of a
+    sweep has set is its own place."""
     return warning if warning.startswith("--set ") else warning.partition(": ")[2]
 
 

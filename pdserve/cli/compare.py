@@ -140,7 +140,8 @@ _STYLES = {"real": "bold", "within noise": "dim", "not judged": "yellow"}
 
 
 def changes_table(title: str, changes: Sequence[FigureChange]) -> Table:
-    """A change that may be noise is in parentheses. What nothing was counted of on both sides is named below."""
+    """Return the table of all changes. A change that may be noise is in parentheses. What nothing was counted of on
+    both sides is named below."""
     table = Table(title=title, header_style="bold")
     for column in ("figure", "A", "B", "change", "noise (99 %)", "judgement"):
         table.add_column(column)

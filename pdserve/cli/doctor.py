@@ -58,7 +58,7 @@ def run(target: str | None, *, as_json: bool, bundle: Path | None, logs: bool = 
 
 
 def _document(records: RunRecords, diagnoses: list[Diagnosis]) -> dict[str, object]:
-    """Stable keys, no secrets of ours."""
+    """Return the diagnosis as data: stable keys, no secrets of ours."""
     return {
         "run": records.run_dir,
         "name": None if records.plan is None else records.plan.name,

@@ -22,7 +22,8 @@ def _phase_now(run_dir: RunDir) -> dict[str, str]:
 
 
 def run(*, as_json: bool) -> None:
-    """One line a deployment that was ever started: name, what it is now, where it answers, where it is recorded."""
+    """Print one line for each deployment that was ever started: name, what it is now, where it answers, where it is
+    recorded."""
     rows = []
     for run_dir in deployments(home(os.environ)):
         rows.append({"name": run_dir.path.parent.name, **_phase_now(run_dir), "run": str(run_dir.path)})
@@ -36,7 +37,7 @@ def run(*, as_json: bool) -> None:
 
 
 def prune(*, as_json: bool, dry_run: bool) -> None:
-    """One line a run that is removed, or would be; exit 8 when one could not be."""
+    """Remove old runs and print one line for each, or for each that would be removed; exit 8 when one could not be."""
     removed = prune_all(home(os.environ), dry_run=dry_run)
     if as_json:
         typer.echo(json.dumps([_row(run, dry_run=dry_run) for run in removed], indent=2))

@@ -84,7 +84,8 @@ def _node(plan: Plan, node: str | None) -> str:
 
 
 def _write(out: Path, files: Mapping[str, str], *, force: bool) -> None:
-    """All of them, or none if one is there with other contents: it may have been edited, or be another program's."""
+    """Write all of the files, or none if one is there with other contents: it may have been edited, or be another
+    program's."""
     try:
         different = [name for name, text in files.items() if (out / name).exists() and _text(out / name) != text]
         if different and not force:

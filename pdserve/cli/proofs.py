@@ -147,7 +147,7 @@ def run_eval(name: str | None, settings: EvalSettings, *, harness: str | None, a
 
 
 def _task_file(path: str) -> str:
-    """The harness takes a file by its suffix .yaml only."""
+    """Return the absolute path of a task file, whose suffix must be .yaml: the harness takes no other."""
     file = Path(path).absolute()
     if not file.is_file():
         raise typer.BadParameter(f"there is no task file {path}")

@@ -113,7 +113,7 @@ def _cgroups(view: StatusView) -> Iterator[str]:
 
 
 def _patches(view: StatusView) -> Iterator[str]:
-    """The patches of the plan, then what is out of the ordinary about them, then what they have done."""
+    """Yield the patches of the plan, then what is out of the ordinary about them, then what they have done."""
     planned = sorted({patch for process in view.plan.processes for patch in process.patches})
     if planned:
         yield f"patches: {', '.join(planned)}"
@@ -340,7 +340,7 @@ _CACHES = ("lmcache", "mooncake-master")
 
 
 def engine_rows(frame: Frame) -> Rows:
-    """Engines, the proxy, and what else is neither a cache nor done."""
+    """Return the rows of the engines, the proxy, and what else is neither a cache nor done."""
     rows: Rows = {}
     for name, process in frame.view.state.processes.items():
         if process.role in _CACHES or process.phase == "done":

@@ -98,8 +98,8 @@ def run_in_slurm(
     this_machine: bool,
     dry: bool,
 ) -> None:
-    """The whole run as a job, which is followed. The program is looked for on the job's first node: it may be there
-    alone. Raises what `run_command` does, and JobError with the code of the `pdserve run` in the job."""
+    """Run the whole as a job, and follow it. The program is looked for on the job's first node: it may be there alone.
+    Raises what `run_command` does, and JobError with the code of the `pdserve run` in the job."""
     if cluster is not None:
         raise typer.BadParameter(_IN_SLURM.format(option="--cluster", others="those of a file"))
     if this_machine:
@@ -114,7 +114,7 @@ def run_in_slurm(
 
 @contextmanager
 def _own_codes() -> Iterator[None]:
-    """Errors of pdserve get codes that are apart from those of commands."""
+    """Give errors of pdserve codes that are apart from those of commands."""
     try:
         yield
     except CommandError:

@@ -92,7 +92,7 @@ class LMCacheMPConnector(_Upstream):  # type: ignore[misc]  # vllm is not there 
         return taken.tokens, load_async and taken.tokens > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Upstream's, which releases the locks of what it does not load below the lowered end; then those beyond."""
+        """Release the locks of what is not loaded: upstream does so below the lowered end, then this does beyond it."""
         tracker = self.request_trackers.get(request.request_id)
         admitted = tracker is not None and awaits_admission(tracker)
         super().update_state_after_alloc(request, blocks, num_external_tokens)

@@ -27,7 +27,7 @@ class MoRIIOConnector(upstream.MoRIIOConnector):  # type: ignore[misc]  # vllm i
         effects.count(NAME, "instances")
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """Upstream's answer for what will be read; else no tokens, so that vLLM computes them."""
+        """Return upstream's answer for what will be read; else no tokens, so that vLLM computes them."""
         scheduler = self.connector_scheduler
         if self.mode == MoRIIOMode.READ and not scheduler.is_producer and not _names_kv(request):
             # The scheduler asks again in each step until there are blocks for it.

@@ -88,7 +88,7 @@ class SelectionCounts:
                 self._loading[request_id] = winner
 
     def settled(self, request_id: str) -> None:
-        """The load of the request, or the request, has ended: nothing waits for the load any more."""
+        """Forget the load of a request, when the load or the request has ended: nothing waits for it any more."""
         self._loading.pop(request_id, None)
 
     def take(self) -> SelectionStats | None:
@@ -243,7 +243,7 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
         return answers[choice.winner]
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Upstream's, after the keepers have taken over the lookups that were not waited for."""
+        """Do what upstream does, after the keepers have taken over the lookups that were not waited for."""
         winner = self._requests_to_connector.get(request.request_id)
         answers = self._answers.pop(request.request_id, None)
         self._unanswered.pop(request.request_id, None)
@@ -312,7 +312,7 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
     # Statistics.
 
     def get_kv_connector_stats(self) -> Any:
-        """Upstream's, and in the scheduler what has been counted since the last call."""
+        """Return upstream's statistics, and in the scheduler what has been counted since the last call."""
         stats = super().get_kv_connector_stats()
         counted = self._counts.take()
         if counted is not None:

@@ -70,12 +70,13 @@ def decide(
 
 
 def load_weight(extra_config: Mapping[str, Any]) -> float:
-    """`load_weight` of a child's kv_connector_extra_config, 1 by default. Raises ValueError unless it is >= 0."""
+    """Return `load_weight` of a child's kv_connector_extra_config, 1 by default. Raises ValueError unless it is >=
+    0."""
     return _number(extra_config, "load_weight", 1.0)
 
 
 def patience_seconds(extra_config: Mapping[str, Any]) -> float:
-    """`lookup_patience_seconds` of MultiConnector's own kv_connector_extra_config."""
+    """Return `lookup_patience_seconds` of MultiConnector's own kv_connector_extra_config."""
     return _number(extra_config, "lookup_patience_seconds", DEFAULT_PATIENCE_SECONDS)
 
 

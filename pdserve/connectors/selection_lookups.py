@@ -62,7 +62,8 @@ class LookupKeeper:
     # Called by the connector, as the adapter's own.
 
     def maybe_submit_lookup_request(self, *args: Any, **kwargs: Any) -> None:
-        """A lookup that was unwanted and is asked for again (after a preemption) is the connector's once more."""
+        """Submit a lookup. One that was unwanted and is asked for again (after a preemption) is the connector's once
+        more."""
         # It comes first in every LMCache so far.
         if (args[0] if args else kwargs["request_id"]) not in self._open:
             self._note(*args, **kwargs)
@@ -102,13 +103,13 @@ class LookupKeeper:
     # Called by MultiConnector.
 
     def scheduled(self, request_id: str, *, answered: bool) -> None:
-        """The request has its blocks. The connector gives back the locks of an answered lookup itself."""
+        """Hear that a request has its blocks. The connector gives back the locks of an answered lookup itself."""
         asked = self._open.pop(request_id, None)
         if asked is not None and not answered:
             self._unwanted[request_id] = _Unwanted(asked, self._clock())
 
     def finished(self, request_id: str) -> None:
-        """The request is about to end; if it never got blocks, upstream does not give its locks back."""
+        """Hear that a request is about to end; if it never got blocks, upstream does not give its locks back."""
         asked = self._open.pop(request_id, None)
         if asked is not None:
             self._unwanted[request_id] = _Unwanted(asked, self._clock())
@@ -134,7 +135,7 @@ class LookupKeeper:
 
     @property
     def unsettled(self) -> int:
-        """Lookups whose answer is still awaited for the sake of their locks."""
+        """Return how many lookups have an answer that is still awaited for the sake of their locks."""
         return len(self._unwanted)
 
 

@@ -64,7 +64,7 @@ def members(run: RunDir, known: Iterable[str], *, logs: bool) -> list[Member]:
 
 
 def make_member(name: str, text: str, known: Iterable[str]) -> Member:
-    """A file that is not in the run directory."""
+    """Make a member of the archive that is no file of the run directory."""
     return _redact_member(name, text, tuple(known), cut=False)
 
 
@@ -74,7 +74,8 @@ def contents(files: Iterable[Member]) -> str:
 
 
 def write(target: Path, folder: str, files: list[Member]) -> None:
-    """The archive, readable by its user alone. Raises StateError when it is there already, or cannot be written."""
+    """Write the archive, readable by its user alone. Raises StateError when it is there already, or cannot be
+    written."""
     listed = Member(_CONTENTS, (contents(files) + "\n").encode(), 0)
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -112,7 +113,7 @@ def _files(run: RunDir, patterns: Iterable[str]) -> Iterator[Path]:
 
 
 def _is_ours(file: Path, top: Path) -> bool:
-    """A file, not a link, below folders that are no links, and of this user."""
+    """Tell whether it is a file, not a link, below folders that are no links, and of this user."""
     try:
         status = file.lstat()
         linked = any(folder.is_symlink() for folder in file.parents if folder != top and top in folder.parents)

@@ -88,7 +88,7 @@ def read_run(run: RunDir) -> RunRecords:
 
 
 def read_logs(run: RunDir, records: RunRecords) -> Iterator[ProcessLog]:
-    """One log at a time, the launcher's and the agents' too."""
+    """Yield one log at a time, the launcher's and the agents' too."""
     for file in sorted(run.logs.glob("*.log")):
         name = file.stem.partition("@")[0]
         yield ProcessLog(name, records.role(name), f"{run.logs.name}/{file.name}", tuple(map(plain_line, _lines(file))))

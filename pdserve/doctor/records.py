@@ -199,8 +199,8 @@ def value_at(recipe: Mapping[str, Any], key: str) -> Any:
 
 
 def fill_setting(setting: str, records: RunRecords) -> str:
-    """`KEY=VALUE` of `KEY=VALUE`, of `KEY*2` (twice of what the run had, and not less than the default) and of `KEY+1`;
-    empty where what it had is not known, and where the run had that value already."""
+    """Return `KEY=VALUE` for `KEY=VALUE`, `KEY*2` (twice of what the run had, and not less than the default) or
+    `KEY+1`; empty where what the run had is not known, and where it had that value already."""
     key, change, value = _CHANGE.split(setting, maxsplit=1) if setting else ("", "=", "")
     now = _value_now(records, key)
     if change == "=":

@@ -151,7 +151,8 @@ def redact_json(text: str, known: Collection[str] = ()) -> str:
 
 
 def _remove_values(text: str, head: re.Pattern[str], value: re.Pattern[str]) -> str:
-    """Values are matched only behind the name of a secret, so that all is linear in the length of the text."""
+    """Remove the values behind names of secrets, and match nothing else, so that all is linear in the length of the
+    text."""
     parts, at = [], 0
     while (found := head.search(text, at)) is not None:
         start = end = found.end()

@@ -35,7 +35,7 @@ from pdserve.system.pressure import SWAPPED_ENOUGH
 
 
 def lost_launcher(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """The launcher ended without recording an end, or is not heard."""
+    """Diagnose a launcher that ended without recording an end, or is not heard."""
     if records.phase not in ("lost", "unresponsive"):
         return
     name = records.state.name if records.state is not None else "NAME"
@@ -128,7 +128,7 @@ def lost_nodes(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis
 
 
 def lost_records(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """Parts of the evidence are missing, so that a cause may not be seen."""
+    """Diagnose missing parts of the evidence, without which a cause may not be seen."""
     for event in events_of(records, "log_cut"):
         yield Diagnosis(
             "log-lost",
@@ -331,7 +331,7 @@ def full_pools(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagno
 
 
 def starved_pools(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """Requests wait at every engine of one role while the other role has nothing to do."""
+    """Diagnose requests that wait at every engine of one role while the other role has nothing to do."""
     for busy, idle in (("prefill", "decode"), ("decode", "prefill")):
         waiting = {log.process: [load for load in log.loads if load.waiting] for log in logs if log.role == busy}
         others = [load for log in logs if log.role == idle for load in log.loads]
@@ -613,7 +613,7 @@ def _short_prompts(records: RunRecords, logs: Sequence[LogFacts]) -> _Reason | N
 
 
 def _evictions(records: RunRecords, logs: Sequence[LogFacts]) -> _Reason | None:
-    """L1 is emptied before a prompt comes again."""
+    """Find that L1 is emptied before a prompt comes again."""
     lines = [log.evidence(line) for log in logs for line in log.evictions]
     figures = [
         EvidenceLine(f"/metrics of {name}", "", f"{cache.evicted_chunks} chunks evicted from L1")
@@ -631,7 +631,7 @@ def _evictions(records: RunRecords, logs: Sequence[LogFacts]) -> _Reason | None:
 
 
 def _salts(records: RunRecords, _: Sequence[LogFacts]) -> _Reason | None:
-    """A salt of its own for each request keeps all caches apart."""
+    """Find that each request has a salt of its own, which keeps all caches apart."""
     for name, cache in records.live.caches.items():
         if cache.salts is not None and cache.salts > 2 and not cache.hit_tokens:
             return _Reason(
@@ -682,7 +682,7 @@ def counted_preemptions(records: RunRecords, logs: Sequence[LogFacts]) -> Iterat
 
 
 def counted_failures(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """Transfers that failed, and keys that a Mooncake store did not take."""
+    """Diagnose transfers that failed, and keys that a Mooncake store did not take."""
     shown = {log.process for log in logs if any(each.failed for each in log.transfers)}
     for name, engine in records.live.engines.items():
         if engine.failed_transfers and name not in shown:

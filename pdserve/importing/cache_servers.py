@@ -43,7 +43,7 @@ Words = Iterable[tuple[SourcedValue, ImportedFlag | str]]
 
 
 def read_lmcache(words: Words, launch: Launch) -> None:
-    """The flags of LMCache's server -> the section `lmcache`."""
+    """Read the flags of LMCache's server into the section `lmcache`."""
     for at, item in words:
         if not isinstance(item, ImportedFlag):
             launch.note(at.of(item), "no flag of LMCache's server", "served")
@@ -69,7 +69,7 @@ def _read_l2(at: SourcedValue, launch: Launch) -> None:
 
 
 def read_store_file(values: Mapping[str, SourcedValue], launch: Launch) -> None:
-    """The file that engines read of a store (MOONCAKE_CONFIG_PATH) -> the section `mooncake_store`."""
+    """Read the file that engines have of a store (MOONCAKE_CONFIG_PATH) into the section `mooncake_store`."""
     embedded = "mode" not in values or values["mode"].value in (None, "embedded")
     for key, at in values.items():
         if key in _SIZES:
@@ -97,7 +97,7 @@ def read_store_file(values: Mapping[str, SourcedValue], launch: Launch) -> None:
 
 
 def read_master(words: Words, launch: Launch) -> None:
-    """The flags of mooncake_master -> `extra_args` of the section `mooncake_store`."""
+    """Read the flags of mooncake_master into `extra_args` of the section `mooncake_store`."""
     for at, item in words:
         if not isinstance(item, ImportedFlag):
             launch.note(at.of(item), "no flag of the store's master", "served")

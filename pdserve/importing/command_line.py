@@ -120,8 +120,8 @@ class ImportedFlag:
 
 
 def flag(name: str, value: Any, names: FlagNames = LISTED) -> ImportedFlag:
-    """One flag of a recipe. `value`: True for a flag without one, text as it was written, or data. A dotted name gives
-    a mapping, `--no-x` gives x: false."""
+    """Return one flag of a recipe. `value`: True for a flag without one, text as it was written, or data. A dotted name
+    gives a mapping, `--no-x` gives x: false."""
     first, _, keys = names.named(name).partition(".")
     if keys:
         if keys.endswith("+"):

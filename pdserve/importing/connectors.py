@@ -66,7 +66,7 @@ class CarriedConnector:
 
 
 def section_of(config: Config, *, raw: bool = False) -> CarriedConnector:
-    """`config` as a section, or raw where no section can make it, or where the other role's is raw."""
+    """Carry `config` over as a section, or raw where no section can make it, or where the other role's is raw."""
     section = None if raw else _section(config)
     if section is None:
         mapping, replaced = _raw(config)
@@ -231,7 +231,7 @@ def _filled(kind: str, **settings: Any) -> dict[str, Any]:
 
 
 def _raw(config: Config) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
-    """The mapping without what vLLM ignores or refuses in a child."""
+    """Return the mapping without what vLLM ignores or refuses in a child, and what was left out."""
     mapping = copy.deepcopy(dict(config))
     replaced: list[tuple[str, str]] = []
     if mapping.pop("engine_id", None) is not None:

@@ -67,7 +67,7 @@ def _facts(recipe: Recipe) -> Iterator[tuple[Path, Any]]:
 
 
 def _leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
-    """Mappings are walked; a list is one value."""
+    """Yield the values of a document with their paths. Mappings are walked; a list is one value."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from _leaves((*path, key), item)

@@ -148,8 +148,8 @@ def _choose(trees: Mapping[str, Tree]) -> str:
 
 
 def named_versions(launch: Launch, text: str) -> dict[str, SourcedValue]:
-    """Package -> its version, and where the file has it. The most exact source wins: what the file lists as the
-    contents of its image, then what it installs, then the tag of its image. A tag without a version (nightly) names
+    """Return the version of each package, and where the file has it. The most exact source wins: what the file lists as
+    the contents of its image, then what it installs, then the tag of its image. A tag without a version (nightly) names
     none."""
     versions: dict[str, SourcedValue] = {}
     for package, at in (*launch.frameworks.items(), *_installed(text), *_of_image(launch.image)):
@@ -159,7 +159,8 @@ def named_versions(launch: Launch, text: str) -> dict[str, SourcedValue]:
 
 
 def _installed(text: str) -> Iterator[tuple[str, SourcedValue]]:
-    """`pip install lmcache==0.5.4`, wherever it stands but in a comment. Of two the first counts."""
+    """Yield the packages of each `pip install lmcache==0.5.4`, wherever it stands but in a comment. Of two the first
+    counts."""
     for number, written in enumerate(text.splitlines(), start=1):
         if "install" in written and not _COMMENT.match(written):
             for match in _INSTALLED.finditer(written):

@@ -287,7 +287,7 @@ class _Reader:
         self.section: dict[str, SourcedValue] = {}
 
     def size(self, key: str, flag: str) -> int:
-        """One of the sizes whose product are the ranks."""
+        """Read one of the sizes whose product are the ranks."""
         at = self.args.pop(flag, None)
         if at is None:
             return 1
@@ -345,8 +345,9 @@ class _Reader:
             self.section["load_balancing"] = at.of("external" if mode == "hybrid" and dp == nodes else mode)
 
     def _asked(self) -> tuple[LoadBalancing, SourcedValue | None]:
-        """A rank of an engine makes its load balancing external, and the first rank of a node with the number of its
-        ranks makes it hybrid (vllm/engine/arg_utils.py, create_engine_config)."""
+        """Return the load balancing that is asked for. A rank of an engine makes its load balancing external, and the
+        first rank of a node with the number of its ranks makes it hybrid (vllm/engine/arg_utils.py,
+        create_engine_config)."""
         for mode in ("external", "multi-port-external", "hybrid"):
             flag = f"data-parallel-{mode}-lb"
             if flag in self.args and self.args[flag].value is True:

@@ -206,7 +206,7 @@ class _Script:
         self.has_ended = True
 
     def _set(self, words: Sequence[ShellWord], by: str, *, lasts: bool) -> None:
-        """`A=1`, `export A=1 B`, `unset A`."""
+        """Set variables by `A=1` or `export A=1 B`, or take them back by `unset A`."""
         takes_back = by == "unset" or any(word.bare == "-n" for word in words)
         for word in words:
             match = _ASSIGNED.match(word.bare)
@@ -300,7 +300,7 @@ class _Script:
             raise self._refusal("a server in an array, or in a command of its own, is not read", word.line)
 
     def _items(self, word: ShellWord, *, splits: bool = True) -> list[str | _UnknownWord]:
-        """The words that it becomes."""
+        """Return the words that a word of the script becomes."""
         try:
             if _FILES.search(word.bare) if splits else "=~" in word.bare:
                 raise _UnknownValueError

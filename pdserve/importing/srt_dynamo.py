@@ -74,7 +74,7 @@ def _parser(name: str, at: SourcedValue, engines: EngineLaunch, launch: Launch) 
 
 
 def _frontend(tracked: TrackedTree, launch: Launch) -> None:
-    """The parsers that the frontend runs itself."""
+    """Read the parsers that the frontend runs itself."""
     processor = tracked.tree.get("frontend", "args", "dyn-chat-processor")
     for name in _FRONTEND:
         if tracked.tree.get("frontend", "args", name) in (None, False):
@@ -93,7 +93,8 @@ def _frontend(tracked: TrackedTree, launch: Launch) -> None:
 
 
 def _think(modes: list[SourcedValue], launch: Launch) -> None:
-    """vLLM's default-chat-template-kwargs, with the keys that Dynamo sets (dynamo/frontend/thinking.py)."""
+    """Read the modes of thinking into vLLM's default-chat-template-kwargs, with the keys that Dynamo sets
+    (dynamo/frontend/thinking.py)."""
     if not modes:
         return
     first = modes[0]

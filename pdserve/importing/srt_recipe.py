@@ -38,7 +38,7 @@ def matches(tree: Tree) -> bool:
 
 
 def launch(tree: Tree, lines: LineReader) -> Launch:
-    """One variant of a file. Raises RecipeError for what is no deployment of vLLM."""
+    """Read one variant of a file. Raises RecipeError for what is no deployment of vLLM."""
     tracked = TrackedTree(tree)
     version = tracked.take("schema")
     schema = 1 if version is None else whole_number(version.value)
@@ -131,7 +131,8 @@ def _model(tracked: TrackedTree, result: Launch) -> None:
 
 
 def _alias(result: Launch, path: SourcedValue, repo: SourcedValue | None) -> None:
-    """A name that the site's srtslurm.yaml resolves. Of what it may be, the likeliest is an id of the hub."""
+    """Carry over a name that the site's srtslurm.yaml resolves. Of what it may be, the likeliest is an id of the
+    hub."""
     names = [at for engines in result.roles.values() if (at := engines.args.get("served-model-name")) is not None]
     served = next((at for at in names if "/" in str(at.value)), None)
     result.model_id = repo or (path if "/" in str(path.value) else served or path)
@@ -286,7 +287,7 @@ _DYNAMO_SERVICES = ("etcd", "nats")
 
 
 def _read_services(tracked: TrackedTree, launch: Launch, engines: Iterable[Path]) -> None:
-    """The sections `mooncake_store` and `lmcache`. `engines`: where the file describes its engines."""
+    """Read the sections `mooncake_store` and `lmcache`. `engines`: where the file describes its engines."""
     for engine in engines:
         store = (*engine, "mooncake_kv_store")
         if not isinstance(tracked.tree.get(*store), dict):
@@ -350,7 +351,7 @@ _NUMACTL = (["apt-get", "-y", "update"], ["apt-get", "install", "-y", "--no-inst
 
 
 def read_job(tracked: TrackedTree, launch: Launch) -> None:
-    """The sections `slurm` and `container`, and the timeout of an engine."""
+    """Read the sections `slurm` and `container`, and the timeout of an engine."""
     for key, ours in _SLURM.items():
         if (at := tracked.take("slurm", key)) is not None:
             launch.slurm[ours] = at.of(str(at.value))

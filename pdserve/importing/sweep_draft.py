@@ -84,7 +84,7 @@ def sweep_draft(variants: Sequence[ImportedVariant], notes: Sequence[Note]) -> S
 
 
 def _differing(documents: Sequence[Any], path: Path) -> Iterator[tuple[Path, list[Any]]]:
-    """The smallest parts that are not the same in all of them; null where one has none."""
+    """Yield the smallest parts that are not the same in all documents; null where a document has none."""
     if all(document == documents[0] for document in documents):
         return
     mappings = [document for document in documents if isinstance(document, dict) and document]
@@ -98,12 +98,13 @@ def _differing(documents: Sequence[Any], path: Path) -> Iterator[tuple[Path, lis
 
 
 def _is_one_value(path: Path) -> bool:
-    """A connector and the value of a flag are taken as they are."""
+    """Tell whether what is at a path is one value: a connector and the value of a flag are taken as they are."""
     return path[-1:] == ("connector",) or path[-2:-1] in (("args",), ("env",))
 
 
 def _more_points(variants: Sequence[ImportedVariant], deployments: int, each: int) -> Iterator[Note]:
-    """A sweep measures every load on every deployment; variants may have loads of their own."""
+    """Note that the sweep has more points than the file. A sweep measures every load on every deployment; variants may
+    have loads of their own."""
     asked = sum(len(variant.benchmark.concurrency) + len(variant.benchmark.rate) for variant in variants)
     if (points := deployments * each) != asked:
         why = f"the file measures {asked} points; a sweep has every load on every deployment: {points}"

@@ -152,7 +152,7 @@ class _Layers:
     env: dict[str, SourcedValue] = field(default_factory=dict)
 
     def add(self, tree: Tree, path: Path) -> None:
-        """The flags of the list at `path`, if it is there."""
+        """Add the flags of the list at `path`, if it is there."""
         words = tree.get(*path)
         if not isinstance(words, list):
             return
@@ -164,7 +164,7 @@ class _Layers:
                 self.flags.append((item, at))
 
     def add_env(self, tree: Tree, path: Path) -> None:
-        """The variables of the mapping at `path`."""
+        """Add the variables of the mapping at `path`."""
         values = tree.get(*path)
         for name in values if isinstance(values, dict) else ():
             self.env[name] = at_in(tree, (*path, name))
@@ -240,7 +240,8 @@ class _Composer:
         return result
 
     def _runs_on(self, name: str, profile: Mapping[str, Any]) -> bool:
-        """Hardware that the recipe does not name is taken to do, except for that of few users."""
+        """Tell whether the recipe runs on a hardware. One that it does not name is taken to do, except for that of few
+        users."""
         support = self.tree.get("meta", "hardware", name)
         return support != "unsupported" and (support is not None or not profile.get("restricted"))
 
@@ -425,8 +426,8 @@ class _Composer:
         return next((value[key] for key in keys if key in value), None)
 
     def _hardware(self, changes: Path, part: str | None) -> Iterator[Path]:
-        """A strategy's change for the generation takes the place of the recipe's and the variant's; one for the exact
-        device comes on top."""
+        """Yield the paths of the changes for the hardware. A strategy's change for the generation takes the place of
+        the recipe's and the variant's; one for the exact device comes on top."""
         if (own := self._of_generation((*changes, "hardware_overrides"))) is not None:
             yield own
         else:

@@ -147,7 +147,7 @@ class TrackedTree:
         return {key: self.at(*path, key) for key in value}
 
     def leave(self, path: Path, why: str, effect: Effect) -> None:
-        """Everything at `path` that was not read yet is not carried over."""
+        """Note that everything at `path` that was not read yet is not carried over."""
         if self.tree.get(*path) is None:
             return
         if any(not self._read(leaf) for leaf in self.tree.leaves(path)):
@@ -155,7 +155,7 @@ class TrackedTree:
         self._done.add(path)
 
     def leave_rest(self, why: str, effect: Effect) -> None:
-        """All that was neither taken nor left."""
+        """Leave all that was neither taken nor left."""
         for leaf in self.tree.leaves():
             if not self._read(leaf):
                 self.leave(leaf, why, effect)

@@ -30,7 +30,7 @@ class ClientTask:
             self._task.add_done_callback(lambda _: self._ended())
 
     def hurry(self) -> None:
-        """An end that was asked for twice."""
+        """Cancel the work, whose end was asked for twice."""
         if self._task is not None:
             self._task.cancel()
 

@@ -51,7 +51,7 @@ class InstanceRouting:
                 await until_idle(ask, plan.proxy_url, worker, key=key)
 
     def serves(self, name: str) -> bool:
-        """One process was ready, and lives; held or silent it may be."""
+        """Tell whether one process was ready, and lives; held or silent it may be."""
         return self._fleet.phase_of(name) in ("ready", "degraded")
 
     async def all_ready(self, name: str) -> bool:

@@ -107,8 +107,8 @@ class KeptRecord:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
     def _keep_key(self) -> None:
-        """A logout takes the folder of the key along, and the next login makes it anew: then the key is there again.
-        Not in a stop, which takes it away."""
+        """Write the key again where it is gone: a logout takes the folder of the key along, and the next login makes it
+        anew. Not in a stop, which takes it away."""
         if self._key is None or self._fleet.state.phase == "draining":
             return
         if self._run.read_key_folder() is None:

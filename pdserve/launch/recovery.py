@@ -93,7 +93,7 @@ class Recovery:
         return self._fleet.plan.instance_of(name)[0].name
 
     def _lose_node(self, gone: Gone) -> None:
-        """The death of all that ran there, at once. What is left decides, where the recipe lets it."""
+        """Take all that ran on a lost node as dead, at once. What is left decides, where the recipe lets it."""
         plan, error = self._fleet.plan, serve_error(gone, self._fleet.plan, self._fleet.run)
         there = [process for process in plan.processes if process.node == gone.node]
         if plan.on_node_loss == "fail" or any(process.is_proxy for process in there):
@@ -379,7 +379,7 @@ class Recovery:
         return len(recent)
 
     def _fail_if_last(self, name: str, error: ServeError) -> None:
-        """The last instance of a role that neither lives nor is on its way back ends the deployment."""
+        """End the deployment with the last instance of a role that neither lives nor is on its way back."""
         role = self._fleet.plan.process(name).role
         others = (p.name for p in self._fleet.plan.processes if p.role == role and p.name != name and _leads(p))
         if not any(map(self._lives_or_returns, others)):
@@ -437,7 +437,7 @@ class Recovery:
         return True
 
     async def _proven(self, name: str) -> bool:
-        """An instance has become ready; one of engines has its patches and its servers, and has answered."""
+        """Wait until an instance is ready; one of engines has its patches and its servers then, and has answered."""
         lives = self._instances.lives(name)
         # Of several ranks one that is dead is waited for by the others, as long as an engine may take to load.
         if not await self._fleet.proven_while(lives, self._instances.all_ready(name)):
@@ -482,8 +482,9 @@ class Recovery:
         self._renew_router()
 
     def _renew_router(self) -> None:
-        """vllm-router reads engine ids from a prefill's bootstrap server when it starts, and never again. It waits for
-        every engine then, so that beside a dead one it is better left as it is until that is back."""
+        """Restart vllm-router when all engines serve: it reads engine ids from a prefill's bootstrap server when it
+        starts, and never again. It waits for every engine then, so that beside a dead one it is better left as it is
+        until that is back."""
         plan = self._fleet.plan
         if plan.proxy_kind != "vllm-router" or not self._router_is_stale:
             return
@@ -536,7 +537,7 @@ class Recovery:
             self._readmit_engines()
 
     async def _give_up_on(self, trouble: Health) -> None:
-        """A process that does not answer for too long is stopped and treated as dead."""
+        """Stop a process that does not answer for too long, and treat it as dead."""
         seconds = self._fleet.plan.timeouts.unresponsive_seconds
         state = self._fleet.state.processes[trouble.name]
 
@@ -552,7 +553,8 @@ class Recovery:
     # LMCache -------------------------------------------------------------------------------------------------------
 
     async def _recover_lmcache(self, server: LmcacheServer, trouble: Died | Late | None) -> None:
-        """Engines out of routing, server back on its port, engines registered and proven, engines back."""
+        """Recover an LMCache server: engines out of routing, server back on its port, engines registered and proven,
+        engines back."""
         self._hold_engines(server)
         self._fleet.record("cache_down", name=server.process, engines=list(server.engines))
         await self._fleet.stop(server.process)
@@ -630,7 +632,7 @@ class Recovery:
 
 
 def _leads(process: Process) -> bool:
-    """Followers of an instance do not serve by themselves."""
+    """Tell whether a process leads its instance, or has none: followers do not serve by themselves."""
     return process.instance in (None, process.name)
 
 

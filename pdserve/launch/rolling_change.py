@@ -190,8 +190,8 @@ class RollingChange:
         self._adopt(name)
 
     async def _change_generation(self, added: list[str], replaced: list[str]) -> None:
-        """The first half of each role is started anew beside the other half, takes over, then the second one follows.
-        A role with one instance has no half: its requests wait for the new one (`proxy.on_empty_pool`)."""
+        """Start the first half of each role anew beside the other half, let it take over, then change the second one. A
+        role with one instance has no half: its requests wait for the new one (`proxy.on_empty_pool`)."""
         roles = {self._new.process(name).role for name in (*added, *replaced)}
         first = list(added)
         for names in self._by_role(replaced):
@@ -228,8 +228,8 @@ class RollingChange:
         self._take_over(plan_between(self._running, self._new, self._done))
 
     async def _change_proxy(self) -> None:
-        """The rolling change of its processes where only its configuration changed; else a restart, in which clients
-        are refused: two programs cannot listen on one port."""
+        """Roll the proxy's processes where only its configuration changed; else restart it, and clients are refused
+        meanwhile: two programs cannot listen on one port."""
         if "proxy" not in self._starting:
             return
         before, after = self._fleet.plan.process("proxy"), self._new.process("proxy")
@@ -369,7 +369,8 @@ async def roll(fleet: Fleet, process: Process | None = None) -> bool:
 
 
 def _writes_to_a_deleted_log(fleet: Fleet) -> bool:
-    """The record was deleted since it was started: only a new start opens a log that can be read."""
+    """Tell whether the record was deleted since the proxy was started: only a new start opens a log that can be
+    read."""
     try:
         events, _ = fleet.run.read_events()
     except OSError:

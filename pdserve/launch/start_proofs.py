@@ -39,7 +39,7 @@ class StartProofs:
         self._fleet, self._engine_key = fleet, engine_key
 
     def patches_active(self, names: Iterable[str]) -> None:
-        """Every process has the patches that it needs."""
+        """Prove that every process has the patches that it needs."""
         if (error := find_unpatched_engine(self._fleet.plan, self._fleet.run, names)) is not None:
             raise error
         reports = {name: records(self._fleet.run, name) for name in self._fleet.plan.names()}
@@ -51,11 +51,11 @@ class StartProofs:
             self._fleet.record("patched", processes=applied)
 
     async def same_weights(self) -> None:
-        """All nodes have the same commit of the model."""
+        """Prove that all nodes have the same commit of the model."""
         self._fleet.record("weights", commit=await same_commit(self._fleet.plan, self._fleet.run))
 
     async def attached(self) -> None:
-        """Every LMCache server has the engine workers that the plan expects."""
+        """Prove that every LMCache server has the engine workers that the plan expects."""
         servers = self._fleet.plan.lmcache
         if not servers:
             return
@@ -69,8 +69,8 @@ class StartProofs:
         self._fleet.record("attached", servers={attachment.server: attachment.registered for attachment in attachments})
 
     async def reached(self) -> None:
-        """Mooncake chooses the ports of its side channels itself: only now can it be tried whether decodes on other
-        nodes reach them."""
+        """Prove that decodes on other nodes reach Mooncake's side channels. It chooses their ports itself, so that this
+        can be tried only now."""
         plan = self._fleet.plan
         asked = [worker for worker in plan.proxy.workers if worker.bootstrap_url is not None]
         if len({process.node for process in plan.processes if process.probe is not None}) < 2 or not asked:
@@ -103,15 +103,15 @@ class StartProofs:
         return None if answer.status == 200 else f"{target.source}: {target.node} at {url}: {answer.error}"
 
     async def pools(self, names: Iterable[str]) -> None:
-        """The Mooncake stores whose masters are among these have memory; where they have none in time, their engines
-        compute what they would have loaded."""
+        """Wait until the Mooncake stores whose masters are among these have memory; where they have none in time, their
+        engines compute what they would have loaded."""
         plan = self._fleet.plan
         for master in (plan.process(name) for name in names if plan.process(name).is_store_master):
             ask, seconds = self._fleet.on_node_of(master.name), plan.timeouts.attach_seconds
             self._fleet.record("pool", name=master.name, mounted=await wait_for_memory(master, ask, seconds=seconds))
 
     async def canary(self) -> float:
-        """One token through the proxy; the seconds that it took."""
+        """Send one token through the proxy, and return the seconds that it took."""
         plan = self._fleet.plan
         url = plan.proxy_url
         canary = await one_token(
@@ -141,7 +141,8 @@ class InstanceProofs:
         self._pairs = PairCanaries(fleet, engine_key=engine_key)
 
     def has_patches(self, name: str) -> bool:
-        """Every process of it has the patches that it needs; what is lacking is in the history."""
+        """Tell whether every process of an instance has the patches that it needs; what is lacking is in the
+        history."""
         names = [process.name for process in self._fleet.plan.instance_of(name)]
         error = find_unpatched_engine(self._fleet.plan, self._fleet.run, names)
         if error is not None:
@@ -149,9 +150,9 @@ class InstanceProofs:
         return error is None
 
     async def attached(self, name: str, servers: Sequence[LmcacheServer]) -> bool:
-        """Every one of these servers has the workers of its engines that live: with a dead one beside them it can never
-        be complete. In the end those of engines that answer are enough: a process that is stopped does not register.
-        `name`: the engine that is to be proven."""
+        """Tell whether every one of these servers has the workers of its engines that live: with a dead one beside them
+        it can never be complete. In the end those of engines that answer are enough: a process that is stopped does not
+        register. `name`: the engine that is to be proven."""
 
         def of_living(server: LmcacheServer) -> int:
             return self._workers(server, self._instances.serves)
@@ -173,11 +174,11 @@ class InstanceProofs:
         return sum(workers for engine, workers in server.workers_of.items() if counts(engine))
 
     async def all_answer(self, name: str) -> bool:
-        """Each of its API servers has answered a canary."""
+        """Tell whether each API server of an instance has answered a canary."""
         return all(await asyncio.gather(*map(self.answers, self._instances.servers(name))))
 
     async def answers(self, name: str) -> bool:
-        """One of them has, with a token of its own."""
+        """Tell whether an API server has answered a canary, with a token of its own."""
         probe = self._fleet.plan.process(name).probe
         if not isinstance(probe, HttpProbe):
             return True
@@ -192,8 +193,9 @@ class InstanceProofs:
         return canary.ok
 
     async def crosses(self, name: str) -> dict[str, Outcome]:
-        """A canary between an instance, which is not routed to yet, and each of the other role that serves, with those
-        that begin to meanwhile. By the name of the peer; empty where there is none, or no proxy that can send one."""
+        """Send a canary between an instance, which is not routed to yet, and each of the other role that serves, with
+        those that begin to meanwhile. Returns the outcomes by the name of the peer; empty where there is none, or no
+        proxy that can send one."""
         until = time.monotonic() + self._fleet.plan.timeouts.canary_seconds
         # One after the other through the same decode, whose counters are the proof.
         few = asyncio.Semaphore(1 if self._fleet.plan.process(name).role == "decode" else _PAIRS_AT_ONCE)
@@ -229,7 +231,8 @@ class InstanceProofs:
         return self._fleet.phase_of(server) == "degraded" and self._fleet.held.get(server) == {OTHER_GENERATION}
 
     async def _cross(self, name: str, peer: str, until: float) -> Outcome:
-        """Every API server of both takes part in one at least. The worst outcome is that of the pair."""
+        """Send canaries between two instances, so that every API server of both takes part in one at least. The worst
+        outcome is that of the pair."""
         mine, theirs = self._instances.servers(name), self._instances.servers(peer)
         decodes = self._fleet.plan.process(name).role == "decode"
         outcomes: list[Outcome] = []

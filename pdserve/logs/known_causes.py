@@ -28,7 +28,8 @@ class Rule:
 
 
 def rule(pattern: str, cause: str, todo: str, roles: frozenset[str] | None = None) -> Rule:
-    """A template may use the pattern's groups, {role} and {args} (the recipe key that holds the role's flags)."""
+    """Make a rule of templates. A template may use the pattern's groups, {role} and {args} (the recipe key that holds
+    the role's flags)."""
     return Rule(re.compile(pattern, re.MULTILINE), cause, todo, roles)
 
 

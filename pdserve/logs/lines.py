@@ -34,7 +34,7 @@ def plain_line(line: str) -> str:
 
 
 def message(line: str) -> str:
-    """`plain`, without vLLM's `(EngineCore pid=12) `."""
+    """Return a line as `plain_line` does, without vLLM's `(EngineCore pid=12) `."""
     return _PREFIX.sub("", plain_line(line))
 
 
@@ -175,7 +175,7 @@ def _has_dead_engine(lines: Sequence[str]) -> bool:
 
 
 def _last(lines: Sequence[str], most: int, limit: int) -> list[str]:
-    """The last ones, at most so many, and of so many bytes."""
+    """Return the last lines, at most so many, and of so many bytes."""
     kept: list[str] = []
     for line in reversed(lines[-most:]):
         limit -= len(line.encode(errors="replace")) + 1

@@ -131,8 +131,8 @@ def cached_snapshot(cache: Path, model: str, revision: str | None) -> Path | Non
 
 
 def config_in(folder: Path) -> dict[str, Any] | None:
-    """The content of its config.json, with that of hf_quant_config.json as vLLM adds it; None: there is none that can
-    be read, which preflight refuses on the node.
+    """Return the content of a model's config.json, with that of hf_quant_config.json as vLLM adds it; None: there is
+    none that can be read, which preflight refuses on the node.
 
     Raises PreflightError for one whose keys have types that they have in no model.
     """
@@ -268,7 +268,7 @@ def _get_from_hub(
 
 
 def _asked_host(answer: httpx.Response) -> str:
-    """The host, before it sent us to another one."""
+    """Return the host that was asked, before it sent us to another one."""
     return (answer.history or [answer])[0].url.host
 
 

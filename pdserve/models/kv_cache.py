@@ -94,7 +94,7 @@ class KvCache:
 
     @property
     def blocks_a_request(self) -> int:
-        """Blocks of a request of max-model-len, over all groups."""
+        """Return the blocks of a request of max-model-len, over all groups."""
         return sum(group.blocks_a_request for group in self.groups)
 
     def blocks(self, memory: int) -> int:
@@ -106,8 +106,8 @@ class KvCache:
         return blocks / self.blocks_a_request
 
     def longest_request(self, blocks: int) -> int:
-        """Tokens, in whole blocks, of the longest request that so many blocks hold; 0: of none. Groups that forget are
-        counted with what they hold at max-model-len."""
+        """Return the tokens, in whole blocks, of the longest request that so many blocks hold; 0: of none. Groups that
+        forget are counted with what they hold at max-model-len."""
         full = [group for group in self.groups if group.keeps == "full"]
         rest = blocks - sum(group.blocks_a_request for group in self.groups if group.keeps != "full")
         if not full or rest < len(full):
@@ -115,8 +115,8 @@ class KvCache:
         return rest // len(full) * min(group.block for group in full)
 
     def tokens(self, blocks: int) -> int:
-        """'KV cache size' of vLLM 0.32's log: requests of max-model-len that fit, times max-model-len. (Before, it
-        multiplied blocks by their tokens, which is wrong where there are several groups: vllm#40691.)"""
+        """Return the 'KV cache size' of vLLM 0.32's log: requests of max-model-len that fit, times max-model-len.
+        (Before, it multiplied blocks by their tokens, which is wrong where there are several groups: vllm#40691.)"""
         return int(self.concurrency(blocks) * self.flags.model_len)
 
 
@@ -259,7 +259,7 @@ def _as_full(spec: _Spec) -> _Spec:
 
 
 def _one_page(specs: dict[int, _Spec]) -> dict[int, _Spec]:
-    """Smaller blocks are enlarged, or their pages padded, to the largest page (unify_kv_cache_spec_page_size)."""
+    """Enlarge smaller blocks, or pad their pages, to the largest page (unify_kv_cache_spec_page_size)."""
     page = max(spec.page for spec in specs.values())
     made = {}
     for index, spec in specs.items():

@@ -50,7 +50,8 @@ class KvHints:
 
     @property
     def several(self) -> bool:
-        """vLLM makes a KV cache group of each kind at least, unless its hybrid KV cache manager is off."""
+        """Tell whether there are several KV cache groups: vLLM makes one of each kind at least, unless its hybrid KV
+        cache manager is off."""
         return len(self.kinds - {"unknown"}) > 1 or "compressed" in self.kinds
 
     @property
@@ -174,7 +175,7 @@ def latent_size_of(text: Mapping[str, Any]) -> int:
 
 
 def number_of(text: Mapping[str, Any], key: str) -> int:
-    """A size that must be there. Raises UnknownModelError."""
+    """Return a size that must be there. Raises UnknownModelError."""
     value = text.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise UnknownModelError(f"its config.json has no usable {key}")
@@ -182,14 +183,15 @@ def number_of(text: Mapping[str, Any], key: str) -> int:
 
 
 def _falcon_heads(text: Mapping[str, Any], heads: int) -> int:
-    """multi_query is on where the config.json does not state it: transformers' FalconConfig."""
+    """Return the KV heads of a Falcon model. multi_query is on where the config.json does not state it: transformers'
+    FalconConfig."""
     if text.get("new_decoder_architecture"):
         return next((int(text[key]) for key in ("num_kv_heads", "n_head_kv") if text.get(key)), heads)
     return 1 if text.get("multi_query", True) else heads
 
 
 def _refuse_unequal(text: Mapping[str, Any]) -> None:
-    """Layers that differ by a key of their own."""
+    """Refuse layers that differ by a key of their own."""
     if text.get("block_configs"):
         raise UnknownModelError("its layers differ (block_configs), and what each of them keeps is not known here")
     other = text.get("attention_other_setting")  # of Step3p5: layers with a window have other heads

@@ -76,7 +76,7 @@ class ScrapeTarget:
 
     @property
     def address(self) -> str:
-        """HOST:PORT as Prometheus takes it."""
+        """Return HOST:PORT as Prometheus takes it."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def reached_from(self, node: str) -> bool:

@@ -159,7 +159,7 @@ class Agent:
         self._leave.set()
 
     def _begin_leaving(self, because: Because, how: str) -> None:
-        """The reason goes over the pipe, if that still leads anywhere, and to the log in any case."""
+        """Begin to leave. The reason goes over the pipe, if that still leads anywhere, and to the log in any case."""
         _log(f"{how}: stopping everything")
         self._emit(Leaving(because=because, how=how))
         self._leave.set()
@@ -294,8 +294,8 @@ class Agent:
             names.close()
 
     def _emit(self, event: AgentMessage) -> None:
-        """Events wait for a launcher that does not read (one that is held in a debugger); those that a later one of
-        their kind makes worthless do not, once there are many."""
+        """Send an event. It waits for a launcher that does not read (one that is held in a debugger); those that a
+        later one of their kind makes worthless do not, once there are many."""
         behind = self._writer.waiting > _MANY_BYTES
         if behind != self._behind:
             self._behind = behind
@@ -397,7 +397,7 @@ def main() -> int:
 
 
 async def serve(options: argparse.Namespace, ledger: ShmLedger, cgroups: cgroup.CgroupOutcome) -> None:
-    """The agent's whole life, in its event loop."""
+    """Live the agent's whole life, in its event loop."""
     agent = Agent(
         node=options.node,
         run_dir=options.run_dir,

@@ -52,7 +52,7 @@ class SwapUse:
         return True
 
     def _has_swap(self) -> bool:
-        """/proc/swaps has a line for each swap device below its title."""
+        """Tell whether the node has swap: /proc/swaps has a line for each swap device below its title."""
         try:
             return len(procfs.lines_of(self._proc / "swaps")) > 1
         except OSError:

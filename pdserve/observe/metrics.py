@@ -207,7 +207,7 @@ def _store_use(samples: Iterable[Sample]) -> StoreUse | None:
 
 
 async def lmcache_snapshot(http_url: str, client: httpx.AsyncClient) -> LmcacheSnapshot:
-    """/status and /metrics of one server. Each /status makes the server check its allocator and log four lines."""
+    """Read /status and /metrics of one server. Each /status makes the server check its allocator and log four lines."""
     try:
         response = await client.get(f"{http_url}/status", timeout=_TIMEOUT_SECONDS)
         response.raise_for_status()

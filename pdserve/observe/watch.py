@@ -80,7 +80,7 @@ class MetricsWindow:
         self._readings: dict[str, deque[_Sample]] = {}
 
     def add(self, at: float, pages: Mapping[str, Page]) -> None:
-        """One look at all processes, at a time that only grows. What did not answer is forgotten."""
+        """Add one look at all processes, at a time that only grows. What did not answer is forgotten."""
         for gone in self._readings.keys() - {name for name, page in pages.items() if not isinstance(page, str)}:
             del self._readings[gone]
         for name, page in pages.items():
@@ -232,7 +232,7 @@ def _of_proxy(window: MetricsWindow, prompts: float | None, outputs: float | Non
         return window.rate(_PROXY, f"{PREFIX}{name}_total", **labels)
 
     def counted(*rates: float | None) -> float:
-        """A series with labels is not there before its first count."""
+        """Sum rates. A series with labels is not there before its first count."""
         return sum(each or 0.0 for each in rates)
 
     return MinuteTraffic(
@@ -375,7 +375,7 @@ class DeploymentWatch:
 
 
 def _writers(view: StatusView) -> list[str]:
-    """The engines whose answers clients get."""
+    """Return the engines whose answers clients get."""
     return [process.name for process in view.plan.processes if process.role in ("decode", "aggregated")]
 
 

@@ -118,7 +118,7 @@ def _stop_by_launcher(run: RunDir, state: DeploymentState, report: Report) -> bo
 
 
 def _patience(run: RunDir) -> float:
-    """Seconds that its launcher may take to stop everything, and its agents without it."""
+    """Return the seconds that a run's launcher may take to stop everything, and its agents without it."""
     try:
         return down_seconds(run.read_plan())
     except (StateError, NotOursError):

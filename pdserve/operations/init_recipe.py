@@ -82,7 +82,8 @@ def _relative_text(folder: str, text: str) -> str:
 
 @contextmanager
 def _errors_without(folder: str) -> Iterator[None]:
-    """The recipe is in no folder yet: a reader would look for one that is gone."""
+    """Take a temporary folder out of errors. The recipe is in no folder yet: a reader would look for one that is
+    gone."""
     try:
         yield
     except PdserveError as error:

@@ -116,8 +116,8 @@ def model_config(loaded: LoadedRecipe, *, online: bool = False) -> dict[str, Any
 
 @contextmanager
 def errors_with_lines(loaded: LoadedRecipe, cluster: LoadedCluster | None = None) -> Iterator[None]:
-    """Errors of the pure rooms name a key of the recipe, or of the cluster file, whose sections win over the recipe's;
-    here it becomes file:line."""
+    """Give errors their place as file:line. Errors of the pure rooms name a key of the recipe, or of the cluster file,
+    whose sections win over the recipe's."""
     try:
         yield
     except PdserveError as error:

@@ -106,8 +106,8 @@ _JOB = "JOB_ID"
 
 
 def shown_nodes(loaded: LoadedRecipe, machines: Candidates, nodes: Sequence[Node]) -> list[Node]:
-    """`nodes` of `machines`, with the lines that would start their agents. Raises PreflightError where the recipe's
-    container cannot be had on them."""
+    """Return `nodes` of `machines`, with the lines that would start their agents. Raises PreflightError where the
+    recipe's container cannot be had on them."""
     run_dir = str(home(os.environ) / loaded.recipe.name / RUN_ID)
     folder = str(loaded.path.parent.absolute())
     store = image_store(loaded.recipe)

@@ -174,7 +174,8 @@ class _Following:
         return next((str(event["endpoint"]) for event in run.read_events()[0] if event["event"] == "up"), None)
 
     def _show_until(self, text: str, job: Job) -> None:
-        """The launcher records that it is ready before the job prints so."""
+        """Show the job's output until a text is in it: the launcher records that it is ready before the job prints
+        so."""
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while text not in self._last and time.monotonic() < deadline:
             time.sleep(_SOON_SECONDS)

@@ -110,8 +110,8 @@ def _runs_already(run: RunDir, name: str) -> StateError:
 
 
 def dry_run(loaded: LoadedRecipe, there: Destination, report: Report) -> PlannedRecipe:
-    """The plan for where it would go. Other machines are looked at, and nothing is left there but the image of the
-    container, through which they are looked at."""
+    """Return the plan for where the recipe would go. Other machines are looked at, and nothing is left there but the
+    image of the container, through which they are looked at."""
     if there.machines is None:
         return plan_for(loaded, [local_node(loaded.recipe.platform)], run_dir="run", run_id="dry-run")
     seen = look(loaded, there.machines, None, report=report).planned
@@ -248,7 +248,7 @@ def _prune(run: RunDir, plan: Plan, show: VerbProgress) -> None:
 
 
 def _process_start() -> float:
-    """time.monotonic() at which this command was started, interpreter and imports included."""
+    """Return time.monotonic() at which this command was started, interpreter and imports included."""
     identity = procfs.identify(os.getpid())
     assert identity is not None
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - identity.start_ticks / os.sysconf("SC_CLK_TCK")
@@ -294,7 +294,7 @@ class VerbProgress(Protocol):
         """Show each warning once."""
 
     def note(self, *lines: str) -> None:
-        """Facts on the way to a start."""
+        """Take facts on the way to a start."""
 
     def result(self, line: str) -> None:
         """Report what the verb has done."""
@@ -303,7 +303,7 @@ class VerbProgress(Protocol):
         """Report the events of this run from now on."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """One event of the run's history."""
+        """Take one event of the run's history."""
 
     def end(self, *, detached: bool) -> None:
         """Hear that no event follows."""

@@ -202,7 +202,7 @@ def _answer(asked: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """stdout has the answer alone: vLLM prints what it likes elsewhere."""
+    """Answer the lines on stdin. stdout has the answer alone: vLLM prints what it likes elsewhere."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     json.dump(_answer(json.load(sys.stdin)), answers)

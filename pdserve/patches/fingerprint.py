@@ -86,7 +86,7 @@ def known_fingerprints() -> Mapping[str, tuple[Known, ...]]:
 
 @lru_cache(maxsize=32)
 def _parse_file(path: Path) -> ast.Module:
-    """Several targets share a file, and upstream's files are long."""
+    """Parse a file once: several targets share it, and upstream's files are long."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 

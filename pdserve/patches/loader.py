@@ -36,7 +36,8 @@ def load_named(names: Iterable[str], *, allow_unknown: Iterable[str], folder: st
 
 
 def _judge(patch: Patch, versions: Mapping[str, str | None]) -> Verdict:
-    """Subclasses and what they derive from are imported by vLLM when it builds a connector, and judged by sources."""
+    """Judge a patch. Subclasses and what they derive from are imported by vLLM when it builds a connector, and judged
+    by sources."""
     return judge(patch, versions, look=of_installed if patch.vehicle == "subclass" else _look)
 
 

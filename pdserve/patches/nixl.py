@@ -145,7 +145,8 @@ def _kept(request: Any) -> bool:
 
 
 def _pulled(connector: Any) -> Iterator[Any]:
-    """Scheduler halves of NixlConnector from which decodes pull: the connector's, or those of its children."""
+    """Yield the scheduler halves of NixlConnector from which decodes pull: the connector's, or those of its
+    children."""
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.scheduler import NixlConnectorScheduler
 
     for child in getattr(connector, "_connectors", ()):

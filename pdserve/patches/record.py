@@ -158,7 +158,8 @@ _SERVERS = ("vllm", "vllm.entrypoints.cli.main", "pdserve.patches.vllm_cpu_serve
 
 
 def process_kind(name: str) -> str:
-    """ProcessKind of a process by its name, or `other`: vLLM inspects models in a process of their own, too."""
+    """Return the ProcessKind of a process by its name, or `other`: vLLM inspects models in a process of their own,
+    too."""
     if name.startswith("EngineCore"):
         return "engine-core"
     if "Worker" in name:

@@ -162,7 +162,8 @@ def _release(package: str, version: str, look: Look, table: Table) -> str | None
 
 
 def _fits(release: str, known: tuple[Known, ...], fingerprint: Fingerprint | None) -> bool:
-    """The table has no entry of a release that lacks the target, or in which no patch needs it."""
+    """Tell whether code may be that of a release. The table has no entry of a release that lacks the target, or in
+    which no patch needs it."""
     of_release = [entry for entry in known if release in entry.versions]
     if not of_release:
         return True

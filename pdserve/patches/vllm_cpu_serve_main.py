@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """The steps of vllm/entrypoints/cli/main.py in vLLM 0.32 for its subcommand `serve`."""
+    """Do the steps of vllm/entrypoints/cli/main.py in vLLM 0.32 for its subcommand `serve`."""
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup

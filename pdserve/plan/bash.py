@@ -104,7 +104,8 @@ def render_shell(plan: Plan) -> str:
 
 
 def _agent(node: Node) -> Iterator[str]:
-    """Comments, because a script starts processes without an agent. The options of the program stay beside it."""
+    """Yield the agent's command as comments, because a script starts processes without an agent. The options of the
+    program stay beside it."""
     yield "#"
     yield f"# {node.name}: `pdserve up` starts its agent, and the agent all processes of the node, with"
     lines = [node.agent[0]]
@@ -193,7 +194,7 @@ def _url(probe: HttpProbe | LmcacheProbe) -> str:
 
 
 def _command(process: Process) -> str:
-    """One argument a line, except that a flag keeps its value beside it."""
+    """Write a command with one argument a line, except that a flag keeps its value beside it."""
     argv = [*process.argv, *(["--no-control"] if process.control == "stdin" else [])]
     lines: list[str] = []
     for argument in argv:

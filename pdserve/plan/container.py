@@ -335,7 +335,7 @@ def _environment(container: Container, around: Around) -> Iterator[str]:
 
 
 def _home(container: Container, around: Around) -> str:
-    """The node's home is not there; caches need a place that the user may write to.
+    """Return the home in the container: the node's is not there; caches need a place that the user may write to.
 
     Only docker's /tmp is the container's own and goes with it. Apptainer's is the node's, and enroot's may be: there
     any user could make the folder first and fill the caches, which hold code. The run directory is the user's alone.
@@ -346,7 +346,7 @@ def _home(container: Container, around: Around) -> str:
 
 
 def _mounts(container: Container, around: Around) -> list[str]:
-    """SRC:DST[:ro]; what the recipe mounts at one of our paths is meant to be there."""
+    """Return the mounts as SRC:DST[:ro]; what the recipe mounts at one of our paths is meant to be there."""
     taken = {mount.split(":")[1] for mount in container.mounts} | set(targets(container.kind, container.options))
     read = [*([around.package] if around.package is not None else []), *around.paths]
     own = {around.run_dir: "", **{path: ":ro" for path in read if path != around.run_dir}}

@@ -113,7 +113,8 @@ class Plan(Frozen):
         raise KeyError(name)
 
     def gives_router_new_ids(self, started: Collection[str]) -> bool:
-        """vllm-router reads the engine ids of prefills when it starts, and never again."""
+        """Tell whether vllm-router lacks the ids of what was started: it reads the engine ids of prefills when it
+        starts, and never again."""
         ids = (worker.name for worker in self.proxy.workers if worker.bootstrap_url is not None)
         return self.proxy_kind == "vllm-router" and not set(started).isdisjoint(ids)
 
@@ -140,7 +141,7 @@ class Plan(Frozen):
 
     @property
     def proxy_on_loopback(self) -> bool:
-        """True if only its own node reaches the proxy."""
+        """Tell whether only the proxy's own node reaches it."""
         return self.proxy.host in ("127.0.0.1", "localhost", "::1")
 
     @property

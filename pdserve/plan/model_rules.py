@@ -280,7 +280,8 @@ def _state_needs_the_manager(case: _Case) -> PdserveError | None:
 
 
 def _manager_is_turned_off(case: _Case) -> PdserveError | None:
-    """vLLM 0.21 turns the manager off for every connector, later ones for a connector that cannot handle groups."""
+    """Refuse several KV groups without the hybrid KV cache manager. vLLM 0.21 turns the manager off for every
+    connector, later ones for a connector that cannot handle groups."""
     if not case.hints.several or case.single_group:
         return None
     if case.has(known.ONE_GROUP_IN_VLLM):
@@ -319,7 +320,8 @@ def _engine_driven(case: _Case) -> PdserveError | None:
 
 
 def _chunks(case: _Case) -> PdserveError | None:
-    """Blocks that the recipe states: of each group, or the one size that a model with recurrent state has."""
+    """Refuse a chunk that does not fit the blocks that the recipe states: of each group, or the one size that a model
+    with recurrent state has."""
     section = case.recipe.lmcache
     if section is None or not case.lmcache:
         return None
@@ -371,7 +373,7 @@ def _short_prompts(case: _Case) -> PdserveError | None:
 
 
 def _offloading_error(case: _Case) -> PdserveError | None:
-    """vLLM's own connector for host memory, which only a raw connector can name."""
+    """Refuse blocks that vLLM's own connector for host memory cannot take, which only a raw connector can name."""
     blocks = case.recipe.model.kv_group_blocks
     if not isinstance(case.connector, RawSection) or "OffloadingConnector" not in case.classes or not blocks:
         return None

@@ -48,7 +48,7 @@ def is_on(section: Lmcache, switch: str) -> bool:
 
 
 def load_cap(recipe: Recipe) -> int | None:
-    """Tokens; the smallest of all roles that load from LMCache."""
+    """Return the cap of loads in tokens: the smallest of all roles that load from LMCache."""
     caps = [
         effective.load_cap_of(recipe, role, leaf)
         for _, role, connector in effective.roles(recipe)
@@ -58,7 +58,7 @@ def load_cap(recipe: Recipe) -> int | None:
 
 
 def minimum_load(recipe: Recipe) -> int | None:
-    """Tokens; the largest of all roles that load from LMCache."""
+    """Return the minimum of loads in tokens: the largest of all roles that load from LMCache."""
     least = [
         leaf.min_load_tokens
         for _, _, connector in effective.roles(recipe)

@@ -50,7 +50,7 @@ class Instance:
 
     @property
     def balances_itself(self) -> bool:
-        """One API server has all ranks behind it, on whatever node."""
+        """Tell whether one API server has all ranks behind it, on whatever node."""
         return self.role.parallel.load_balancing == "internal"
 
     def process_name(self, rank: int) -> str:
@@ -95,7 +95,7 @@ def devices_on_one_node(parallel: Parallel) -> int:
 
 
 def instance_too_large(recipe: Recipe, name: EngineRole, role: Role, size: int) -> RecipeError:
-    """One instance alone is larger than its nodes, which have `size` devices."""
+    """Return the error for one instance that alone is larger than its nodes, which have `size` devices."""
     parallel = role.parallel
     shared = recipe.lmcache is not None and name in recipe.lmcache.on  # its server serves one node only
     spread = "" if shared else f", or spread it: `nodes: {-(-parallel.workers // size)}`"
@@ -110,7 +110,8 @@ def instance_too_large(recipe: Recipe, name: EngineRole, role: Role, size: int) 
 
 
 def too_many_instances(needed: str, name: EngineRole, role: Role, most: int, nodes: str) -> RecipeError:
-    """Each instance fits, and their number does not. `needed`: the sum of devices; `most`: instances that fit."""
+    """Return the error for instances each of which fits, and whose number does not. `needed`: the sum of devices;
+    `most`: instances that fit."""
     return RecipeError(
         f"{needed}, and a deployment has at most {nodes}",
         where=f"{name}.instances",
@@ -314,7 +315,7 @@ def _same_places(
 
 
 def _devices_to_be_freed(running: RunningProcesses, kept: Collection[str]) -> dict[tuple[str, int], str]:
-    """Node and device -> the instance that has it until it goes, or is placed anew."""
+    """Return which instance has a device of a node until that instance goes, or is placed anew."""
     return {
         (process.node, device): process.instance
         for process in running.engines
@@ -324,7 +325,7 @@ def _devices_to_be_freed(running: RunningProcesses, kept: Collection[str]) -> di
 
 
 def _devices_for(free: Mapping[str, list[int]], held: Mapping[tuple[str, int], str], name: str) -> dict[str, list[int]]:
-    """`free` without what others than the instance of that name hold."""
+    """Return `free` without what others than the instance of that name hold."""
     return {node: [device for device in left if held.get((node, device), name) == name] for node, left in free.items()}
 
 
@@ -345,7 +346,7 @@ def _least_used(nodes: Sequence[Node], hosted: Mapping[str, int], each: int, spa
 def _first_with_room(
     nodes: Sequence[Node], free: Mapping[str, list[int]], each: int, spans: int, ids: tuple[int, ...] | None
 ) -> tuple[Share, ...]:
-    """`each` devices (or exactly `ids`, in slices) of the first `spans` nodes that have them, or nothing."""
+    """Return `each` devices (or exactly `ids`, in slices) of the first `spans` nodes that have them, or nothing."""
     shares: list[Share] = []
     for node in nodes:
         if len(shares) == spans:
@@ -363,7 +364,7 @@ def devices_needed(recipe: Recipe) -> int:
 
 
 def device_sum(recipe: Recipe) -> str:
-    """`prefill 1 x 8 + decode 1 x 8 = 16 devices`"""
+    """Return the sum of devices: `prefill 1 x 8 + decode 1 x 8 = 16 devices`."""
     terms = [f"{name} {role.instances} x {role.parallel.workers}" for name, role in recipe.roles()]
     return f"{' + '.join(terms)} = {devices_needed(recipe)} devices"
 

@@ -166,7 +166,7 @@ class _Series:
         """By processes that run, also by those that go: others may be started before they have gone."""
 
     def add(self, need: Need, running: RunningProcesses) -> None:
-        """All needs are added before the first is given its ports."""
+        """Add a need. All needs are added before the first is given its ports."""
         self._size = max(self._size, need.count)
         if need.role in self._blocks:
             return

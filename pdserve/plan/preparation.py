@@ -120,7 +120,7 @@ def _setup_name(index: int, rank: int) -> str:
 
 
 def _setup_numbers(nodes: Sequence[str], running: RunningProcesses) -> dict[str, int]:
-    """Node -> its number in the names."""
+    """Return the number that each node has in the names."""
     last = len(nodes) + len(running.of_role("setup"))
     done = {
         process.node: rank for rank in range(last) if (process := running.process(_setup_name(0, rank))) is not None

@@ -108,7 +108,7 @@ def _with_paths(section: Section, folder: str, *fields: str) -> Section:
 
 
 def _workers(instance: Instance, ports: AssignedPorts) -> Iterator[WorkerConfig]:
-    """One for each API server of the instance."""
+    """Yield a worker for each API server of the instance."""
     events = ports.range(instance.name, "kv_events")
     for rank, share in enumerate(instance.shares):
         if not instance.has_server(rank):

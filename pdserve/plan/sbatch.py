@@ -38,7 +38,8 @@ class JobShape:
 
 
 def job_shape(recipe: Recipe) -> JobShape:
-    """slurm.nodes, or as many nodes as the roles need; each with devices_per_node devices, or as many as they need.
+    """Return the shape of a recipe's job: slurm.nodes, or as many nodes as the roles need; each with devices_per_node
+    devices, or as many as they need.
 
     Raises RecipeError where slurm.nodes are too few, and for what fits on no number of nodes.
     """
@@ -345,8 +346,8 @@ class RenderedArray:
 def render_arrays(
     members: Sequence[ArrayMember], words: Sequence[str], *, name: str, at_once: int | None = None
 ) -> tuple[RenderedArray, ...]:
-    """One array for each set of nodes and options. `words`: the sweep file and the options that each task is given;
-    `name`: of the sweep; `at_once`: tasks of an array that may run at a time, None: as many as Slurm starts.
+    """Render one array for each set of nodes and options. `words`: the sweep file and the options that each task is
+    given; `name`: of the sweep; `at_once`: tasks of an array that may run at a time, None: as many as Slurm starts.
 
     Raises RecipeError where slurm.nodes are too few, or slurm.time is too short to start anything.
     """
@@ -384,5 +385,5 @@ def _array_script(
 
 
 def _in_comment(text: str) -> str:
-    """A line break would end the comment."""
+    """Return a text that fits into a comment: a line break would end it."""
     return text if text.isprintable() else ascii(text)

@@ -58,8 +58,8 @@ def restart_seconds(plan: Plan, name: str) -> float:
 
 
 def _restarted_beside(plan: Plan, process: Process) -> Iterable[Process]:
-    """Servers that an engine needs, and engines that return to their server one after the other, before it too; a peer
-    that was broken; and vllm-router, which has to learn of a new prefill."""
+    """Yield what is restarted beside a process: servers that an engine needs, and engines that return to their server
+    one after the other, before it too; a peer that was broken; and vllm-router, which has to learn of a new prefill."""
     for server in plan.lmcache:
         if process.name in server.engines:
             yield plan.process(server.process)
@@ -75,7 +75,7 @@ def _restarted_beside(plan: Plan, process: Process) -> Iterable[Process]:
 
 
 def _restart_seconds(plan: Plan, process: Process) -> float:
-    """Drained, stopped, started and proven; of an instance, all of it together."""
+    """Return the seconds of a restart: drained, stopped, started and proven; of an instance, all of it together."""
     members = plan.instance_of(process.name)
     stop, start = max(each.stop_seconds for each in members), max(each.ready_seconds for each in members)
     proofs = plan.timeouts.attach_seconds + 2 * plan.timeouts.canary_seconds
@@ -88,7 +88,7 @@ def _stop(plan: Plan) -> float:
 
 
 def _by_stage(limits: Iterable[tuple[int, float]]) -> list[float]:
-    """The longest of each stage."""
+    """Return the longest limit of each stage."""
     longest: dict[int, float] = {}
     for stage, seconds in limits:
         longest[stage] = max(seconds, longest.get(stage, 0.0))

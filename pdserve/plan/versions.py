@@ -72,7 +72,7 @@ def check_requires(requires: Iterable[tuple[str, str]], versions: Versions) -> N
 
 
 def check_known(roles: Iterable[frozenset[str]], versions: Versions) -> tuple[str, ...]:
-    """Warnings for every role's features; PreflightError for what is known not to work.
+    """Return warnings for every role's features, and raise PreflightError for what is known not to work.
 
     A version that is not known excludes nothing: no defect is blamed on it.
     """
@@ -85,8 +85,8 @@ def check_known(roles: Iterable[frozenset[str]], versions: Versions) -> tuple[st
 
 
 def check_flags(flags: Mapping[str, str], package: str, versions: Versions) -> Iterator[str]:
-    """Warnings for flags that the installed version takes and ignores; PreflightError for a flag that it lacks: its
-    process would end at once. `flags`: each with its key in the recipe."""
+    """Yield warnings for flags that the installed version takes and ignores. Raises PreflightError for a flag that it
+    lacks: its process would end at once. `flags`: each with its key in the recipe."""
     for flag, what in _flags(flags, package, versions):
         if not flag.ignored:
             raise PreflightError(what, where=flags[flag.name], todo=flag.todo)

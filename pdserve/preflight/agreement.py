@@ -396,8 +396,8 @@ def _surely_off(skew: Skew, base: float) -> float:
 
 
 def _compare_hostnames(facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
-    """A name that leads to another machine is not an error: hosts may be reached by any name. Two nodes on one machine
-    are seen by their addresses; equal hostnames alone may be a site's carelessness."""
+    """Compare the nodes' hostnames. A name that leads to another machine is not an error: hosts may be reached by any
+    name. Two nodes on one machine are seen by their addresses; equal hostnames alone may be a site's carelessness."""
     need = NodeNeed(ALL_NODES, "hostname", "a hostname of its own for each node")
     there = _nodes_by({node: its.hostname for node, its in facts.items()})
     for hostname, nodes in there.items():

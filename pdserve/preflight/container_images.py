@@ -280,7 +280,8 @@ async def _check_file(stage: _Stage, on: Candidate) -> None:
 
 
 def _compare(stage: _Stage, machines: Sequence[Candidate], ids: Sequence[str]) -> None:
-    """A tag that has moved gives nodes that fetch at different times different images."""
+    """Check that all nodes have one image: a tag that has moved gives nodes that fetch at different times different
+    images."""
     if len(set(ids)) > 1:
         raise PreflightError(
             f"the nodes have different images under {stage.image}",
@@ -296,7 +297,8 @@ def _leaves_out_verbs(container: Container) -> bool:
 
 
 async def _check_verbs(stage: _Stage, on: Candidate) -> None:
-    """A container that is given a device which is not there does not start, and names no cause."""
+    """Check that RDMA devices are there: a container that is given a device which is not there does not start, and
+    names no cause."""
     looked = await stage.run(on, ("test", "-d", VERBS))
     if looked.code == 1:
         raise PreflightError(

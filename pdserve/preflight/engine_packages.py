@@ -149,7 +149,7 @@ def _how_to_get(platform: str, lacking: Collection[str], image: str | None) -> s
 
 
 def _check_kernels(python: str | None) -> None:
-    """LMCache without kernels for HIP copies in Python there, out of the order of the device's stream."""
+    """Refuse an LMCache without kernels for HIP: it copies in Python, out of the order of the device's stream."""
     kernels = _kernels(python)
     if kernels not in ("cuda", "none"):
         return

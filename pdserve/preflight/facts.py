@@ -151,8 +151,9 @@ def visible_devices(platform: str, present: Sequence[int], setting: Mapping[str,
 
 
 def _composed(first: tuple[int, ...] | None, second: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """ROCm numbers anew what ROCR_VISIBLE_DEVICES has left, and the second variable counts in those numbers. The same
-    list in both is a batch system's, which means the bare machine's ids twice."""
+    """Compose two lists of visible devices. ROCm numbers anew what ROCR_VISIBLE_DEVICES has left, and the second
+    variable counts in those numbers. The same list in both is a batch system's, which means the bare machine's ids
+    twice."""
     if first is None or second is None or first == second:
         return second if first is None else first
     return tuple(first[index] for index in second if index < len(first))
@@ -191,5 +192,6 @@ def _has_capability(number: int) -> bool:
 
 
 def _in_first_user_namespace() -> bool:
-    """A capability in any other (a rootless container) means nothing to the machine's own limits."""
+    """Tell whether this process is in the first user namespace: a capability in any other (a rootless container) means
+    nothing to the machine's own limits."""
     return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]

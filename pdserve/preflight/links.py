@@ -80,7 +80,8 @@ def _addresses(asking: socket.socket) -> list[tuple[str, str]]:
 
 
 def _prefix(asking: socket.socket, name: str, address: str) -> int:
-    """The kernel looks for the name and the address, so that a second address gets its own mask."""
+    """Ask for the length of an address's prefix. The kernel looks for the name and the address, so that a second
+    address gets its own mask."""
     wanted = _SOCKADDR.pack(socket.AF_INET, 0, socket.inet_aton(address))
     answer = fcntl.ioctl(asking, _SIOCGIFNETMASK, _IFREQ.pack(name.encode(), wanted))
     mask = socket.inet_ntoa(_SOCKADDR.unpack(_IFREQ.unpack(answer)[1])[2])
@@ -188,7 +189,7 @@ def _gids(folder: Path) -> tuple[int, ...] | None:
 
 
 def _text(file: Path) -> str:
-    """A state that cannot be read counts as not active."""
+    """Read a state. One that cannot be read counts as not active."""
     try:
         return file.read_text().strip()
     except OSError as error:

@@ -105,7 +105,7 @@ def _connectors(
     facts: MemoryFacts,
     counted: tuple[str, str],
 ) -> Iterator[Finding]:
-    """The need is the sum with what LMCache's servers take."""
+    """Check the memory of the engines' KV connectors. The need is the sum with what LMCache's servers take."""
     total, in_shm = sum(engine.host_bytes for engine in engines), sum(engine.shm_bytes for engine in engines)
     beside, beside_in_shm = _sizes(servers)
     if total:

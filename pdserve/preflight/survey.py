@@ -293,7 +293,7 @@ def _check(plan: Plan, node: str, mark: str, change: Change | None, running: Pla
 
 
 async def _reach(probes: Sequence[_Probe], plan: Plan) -> list[Finding]:
-    """All nodes listen before the first connects, and until the last has."""
+    """Try whether the nodes reach each other. All nodes listen before the first connects, and until the last has."""
     targets = cross_node_ports(plan)
     if not targets:
         return []

@@ -63,7 +63,7 @@ class FabricPath(Frozen):
 
     @property
     def caller(self) -> End:
-        """The end that does it."""
+        """Return the end that does the transfer."""
         return self.target if self.reads else self.source
 
     @property
@@ -125,7 +125,7 @@ class TransferOutcome(Frozen):
 
     @property
     def gbps(self) -> float:
-        """10^9 bits a second of the largest write. 0 when nothing was written."""
+        """Return the 10^9 bits a second of the largest write. 0 when nothing was written."""
         size, seconds = self.timings[-1] if self.timings else (0, 1.0)
         return size * 8 / seconds / 1e9
 
@@ -257,7 +257,7 @@ def _link(end: End) -> Link | None:
 
 
 def _link_gbps(end: End, interface: str) -> float | None:
-    """UCX may take an RDMA device where there is one."""
+    """Return the rate of an end's link. UCX may take an RDMA device where there is one."""
     port = None if end.protocol == "tcp" else fastest_rdma([name for name in end.devices.split(",") if name])
     if end.protocol == "rdma":
         return port

@@ -125,8 +125,8 @@ class LoadedCluster:
     origins: Mapping[Path, Origin] = field(repr=False)
 
     def locate(self, dotted: str) -> str | None:
-        """`cluster.yaml:12` for `hosts.1.address`, or the line of its nearest ancestor that is written down; None for
-        a key whose section is not in this file, or has nothing there (null)."""
+        """Return `cluster.yaml:12` for `hosts.1.address`, or the line of its nearest ancestor that is written down;
+        None for a key whose section is not in this file, or has nothing there (null)."""
         path = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
         if path[:1] not in self.origins or getattr(self.cluster, str(path[0]), None) is None:
             return None
@@ -177,7 +177,8 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
 
 
 def _names(cluster: Cluster) -> Iterator[Problem]:
-    """names_problems speaks of a list of names; here each is the name of a host."""
+    """Find names of hosts that are none or are there twice. `names_problems` speaks of a list of names; here each is
+    the name of a host."""
     for problem in names_problems([host.name for host in cluster.hosts], ("hosts",)):
         also: tuple[Path, ...] = ()
         if "twice" in problem.what:
@@ -284,7 +285,7 @@ def machine_of(destination: str) -> str:
 
 
 def _without(user: str, address: str, port: str | None) -> str:
-    """A port has no place beside an IPv6 address."""
+    """Say how to write an address without its port, which has no place beside an IPv6 address."""
     if not _is_ipv6(address):
         return f"write {_uri(user)}HOST:{port}" if port else _PLAIN
     port_hint = f", and the port for all hosts in `ssh: {{options: [Port={port}]}}`, or for one in ssh's own config"

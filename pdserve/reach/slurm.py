@@ -178,8 +178,8 @@ def _count(tail: str) -> int:
 
 
 def cancel(job: str) -> None:
-    """Cancel it, which is abrupt: `pdserve down` stops a deployment in order. Safe to call for a job that is over. A
-    Ctrl-C that comes meanwhile is raised after it."""
+    """Cancel a job, which is abrupt: `pdserve down` stops a deployment in order. It is safe to call this for a job that
+    is over. A Ctrl-C that comes meanwhile is raised after it."""
     with hold_stops():
         output_of(["scancel", job], timeout=_TOOL_SECONDS, own_session=True)
 

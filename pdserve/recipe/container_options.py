@@ -177,7 +177,7 @@ def is_set(option: Option, kind: Kind, platform: Platform, *, rdma: bool) -> boo
 
 
 def merge_options(kind: Kind, ours: Sequence[str], options: Sequence[str], leave_out: Sequence[str] = ()) -> list[str]:
-    """`ours` without those that an option replaces or that are left out, and then the options."""
+    """Return `ours` without those that an option replaces or that are left out, and then the options."""
     theirs, dropped = valid_options(kind, options), valid_options(kind, leave_out)
     taken = {_place(option) for option in theirs}
     kept = [
@@ -189,7 +189,7 @@ def merge_options(kind: Kind, ours: Sequence[str], options: Sequence[str], leave
 
 
 def _leaves_out(drop: Option, option: Option) -> bool:
-    """A name alone means all of that name."""
+    """Tell whether an option is left out: a name alone means all of that name."""
     same = _canonical(drop.name) == _canonical(option.name)
     return same and (drop.value is None or _place(drop) == _place(option))
 

@@ -79,7 +79,7 @@ def first_transfer_of(connector: AnyConnector | None) -> AnyLeaf | None:
 
 
 def args_of(recipe: Recipe, role: Role) -> dict[str, Any]:
-    """The flags of a role: the shared ones, then its own; null drops a flag."""
+    """Return the flags of a role: the shared ones, then its own; null drops a flag."""
     merged = {**recipe.engine.args, **role.args}
     return {flag: value for flag, value in merged.items() if value is not None}
 

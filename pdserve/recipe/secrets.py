@@ -63,8 +63,8 @@ _ASSIGNMENT = re.compile(r"""(?:^([A-Za-z_]\w*)|[\s;&|("']([A-Z]\w*))=["']?([^\s
 
 
 def _in_words(words: list[Any], path: Path, *, inside: bool = True) -> Iterator[Problem]:
-    """`--token=VALUE`, `--token VALUE` and `TOKEN=VALUE`. `inside`: the words are items of a list at `path`. A value
-    that a shell looks up ($TOKEN) is none."""
+    """Find secrets in words: `--token=VALUE`, `--token VALUE` and `TOKEN=VALUE`. `inside`: the words are items of a
+    list at `path`. A value that a shell looks up ($TOKEN) is none."""
     for i, word in enumerate(words):
         if not isinstance(word, str):
             continue
@@ -93,7 +93,8 @@ def _assignment_problems(word: str, path: Path) -> Iterator[Problem]:
 
 
 def _in_json(text: str, path: Path) -> Iterator[Problem]:
-    """A text that is JSON reaches the command line like a mapping that is written out."""
+    """Find secrets in a text that may be JSON. A text that is JSON reaches the command line like a mapping that is
+    written out."""
     pairs: list[tuple[str, Any]] = []
 
     def kept(some: list[tuple[str, Any]]) -> None:

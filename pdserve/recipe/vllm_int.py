@@ -32,8 +32,8 @@ def vllm_int(value: object) -> int:
 
 
 def stated_int(args: Mapping[str, Any], flag: str) -> int | None:
-    """A flag that counts something; None: it is not there. Raises ValueError for what is no number above 0, as `auto`
-    and -1 of max-model-len are."""
+    """Return a flag that counts something; None: it is not there. Raises ValueError for what is no number above 0, as
+    `auto` and -1 of max-model-len are."""
     value = args.get(flag)
     if value is None:
         return None

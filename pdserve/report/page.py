@@ -129,7 +129,7 @@ def _figures(drawn: Sequence[Picture]) -> list[dict[str, object]]:
 
 
 def _reasons(report: ReportContents) -> dict[_Why, list[str]]:
-    """Each once, with the rows that have it. INVALID ones first."""
+    """Return each reason once, with the rows that have it. INVALID ones first."""
     found: dict[_Why, list[str]] = {}
     for invalid in (True, False):
         for row in report.rows:

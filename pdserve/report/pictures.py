@@ -100,7 +100,7 @@ def check_matplotlib() -> None:
 
 
 def new_axes(height: float = HEIGHT) -> Any:
-    """Matplotlib's, on a figure of their own, in the ink of the page."""
+    """Make axes of Matplotlib, on a figure of their own, in the ink of the page."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -184,7 +184,7 @@ class Bar:
 
 
 def sources_picture(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Picture | None:
-    """Hit rates beside their theory; None: nothing was counted."""
+    """Draw hit rates beside their theory; None: nothing was counted."""
     bars = bars_of(rows, names, prompt_sources, lambda row: row.theory)
     note = (
         "Of the prompt tokens that prefill was asked for. In theory a cache without limits has those that an earlier"
@@ -360,14 +360,14 @@ class Curve:
         return {name: (_mean(s[0] for s in spots), _mean(s[1] for s in spots)) for name, spots in self.loads.items()}
 
     def name(self, asked: str) -> str:
-        """Short where no other load of the curve has that name."""
+        """Return the name of a load: short where no other load of the curve has that name."""
         short = self.short[asked]
         return short if list(self.short.values()).count(short) == 1 else asked
 
 
 def pareto(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Picture | None:
-    """Throughput against interactivity, and the front: what no other point beats in both. None: answers of a single
-    token have no interactivity."""
+    """Draw throughput against interactivity, and the front: what no other point beats in both. None: answers of a
+    single token have no interactivity."""
     per_gpu = all(row.measurement.figures.gpus for row in rows if row.measurement is not None)
 
     def throughput(_: ReportRow, each: Measurement) -> float | None:
@@ -446,8 +446,8 @@ def front(spots: Sequence[Spot]) -> list[Spot]:
 
 
 def _draw(axes: Any, curves: Mapping[str, Curve], names: Mapping[str, str], best: Sequence[Spot] | None = None) -> None:
-    """A mark for each repeat, a line through the means of the VALID ones. `best`: the front, where points are named by
-    their load."""
+    """Draw a mark for each repeat, a line through the means of the VALID ones. `best`: the front, where points are
+    named by their load."""
     for index, series in enumerate(names):
         if (curve := curves.get(series)) is None:
             continue
@@ -483,7 +483,7 @@ def _look(index: int) -> tuple[str, str]:
 
 
 def _from_zero(axes: Any, curves: Mapping[str, Curve], *, x: bool = False) -> None:
-    """The axes begin at 0, and leave room for the marks and their names at the other end."""
+    """Let the axes begin at 0, and leave room for the marks and their names at the other end."""
     spots = [spot for curve in curves.values() for some in (*curve.loads.values(), curve.wrong) for spot in some]
     axes.set_ylim(0, _ROOM * max(spot[1] for spot in spots) or 1.0)
     if x:
@@ -491,7 +491,7 @@ def _from_zero(axes: Any, curves: Mapping[str, Curve], *, x: bool = False) -> No
 
 
 def _concurrencies(axes: Any, values: Sequence[int]) -> None:
-    """A tick at each that was measured."""
+    """Set a tick at each concurrency that was measured."""
     if values[-1] >= _WIDE * values[0]:
         axes.set_xscale("log", base=2)
     axes.set_xticks(values, [str(value) for value in values])
@@ -520,8 +520,9 @@ _BETTER, _WORSE, _NONE = COLOURS[0], COLOURS[1], COLOURS[-1]
 
 
 def change_pictures(comparison: Comparison) -> list[Picture]:
-    """One a load, of the client's latencies and rates: what the engines counted may change by any factor, and is in the
-    tables. A change within its noise is pale and hollow; one without any known noise has no bar."""
+    """Draw a picture for each load, of the client's latencies and rates: what the engines counted may change by any
+    factor, and is in the tables. A change within its noise is pale and hollow; one without any known noise has no
+    bar."""
     return pictures_of(comparison.changes, "changes")
 
 
@@ -631,7 +632,7 @@ def timeline_picture(number: int, of: Timeline) -> Picture:
 
 
 def _draw_windows(axes: Any, of: Timeline) -> None:
-    """INVALID ones have lines and no face: with both in one colour an SVG shows no lines."""
+    """Draw the measurements. INVALID ones have lines and no face: with both in one colour an SVG shows no lines."""
     looks: dict[bool, dict[str, Any]] = {
         True: {"color": INK, "alpha": 0.14},
         False: {"facecolor": "none", "edgecolor": WRONG, "hatch": "/////", "alpha": 0.8},
@@ -665,7 +666,7 @@ def _draw_lanes(axes: Any, of: Timeline) -> None:
 
 
 def _once(name: str, seen: set[str]) -> str:
-    """One line in the legend for all of a kind: matplotlib leaves out what begins so."""
+    """Return a label that gives one line in the legend to all of a kind: matplotlib leaves out what begins with `_`."""
     if name in seen:
         return "_"
     seen.add(name)

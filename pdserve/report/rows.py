@@ -272,7 +272,7 @@ class ReportedResult:
 
     @property
     def recipe(self) -> str:
-        """A reader sees in the provenance what it is."""
+        """Name what was measured: a reader sees in the provenance what it is."""
         if self.result is None:
             return f"run {self.run_id}" if self.run_id is not None else "not measured"
         return f"recipe {_digest(self.result.provenance.recipe)}"
@@ -300,8 +300,8 @@ def name_apart(sources: Sequence[ReportedResult]) -> list[ReportedResult]:
 
 
 def _unclear(sources: Sequence[ReportedResult]) -> list[str]:
-    """Series in which several results are of the same work at the same load, and those that have points of several
-    recipes in a folder: the loads may be others since the recipe was edited."""
+    """Return series in which several results are of the same work at the same load, and those that have points of
+    several recipes in a folder: the loads may be others since the recipe was edited."""
     same: dict[tuple[str, str, str], set[tuple[Path, str]]] = {}
     recipes: dict[tuple[str, Path], set[str]] = {}
     for source in sources:
@@ -532,7 +532,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _varied(records: Iterable[PointRecord]) -> set[str]:
-    """The keys whose value is not the same at all points of a sweep; all of its keys, where none is."""
+    """Return the keys whose value is not the same at all points of a sweep; all of its keys, where none is."""
     values: dict[str, set[str | None]] = {}
     settings = [dict(record.settings) for record in records]
     for key in (key for each in settings for key in each):
@@ -541,7 +541,8 @@ def _varied(records: Iterable[PointRecord]) -> set[str]:
 
 
 def rows_of(series: str, result: BenchResult, record: PointRecord | None) -> list[ReportRow]:
-    """A measurement counts only if its point does too. What the sweep itself objects to is shown at each."""
+    """Return the rows of a result. A measurement counts only if its point does too. What the sweep itself objects to is
+    shown at each."""
     verdicts = [each.verdict for each in result.measurements]
     wrong = added_reasons(record.reasons, [verdict.reasons for verdict in verdicts]) if record is not None else ()
     unchecked = (

@@ -80,7 +80,8 @@ def _without_control(process: Process) -> Process:
 
 
 def _router(new: Plan, changed: Collection[str]) -> set[str]:
-    """vllm-router, where it lacks ids of what is started. It serves by what has stayed until that is ready."""
+    """Return vllm-router's process, where it lacks ids of what is started. It serves by what has stayed until that is
+    ready."""
     if not new.gives_router_new_ids(changed):
         return set()
     return {process.name for process in new.processes if process.is_proxy} - set(changed)

@@ -79,7 +79,7 @@ def _remove_there(node: Node, run: RunDir) -> list[str]:
 
 
 async def left_of(plan: Plan, state: DeploymentState, run: RunDir) -> tuple[str, ...]:
-    """`ID on NODE` of the containers of a run that still run, as far as they can be seen from this machine."""
+    """Return `ID on NODE` of the containers of a run that still run, as far as they can be seen from this machine."""
     return (await left_containers(_reachable(plan, state), run.run_id)).names
 
 

@@ -221,7 +221,8 @@ def is_lock_free(file: Path) -> bool:
 
 
 def _open_lock(file: Path, flags: int) -> int:
-    """A lock that another user can open he can hold, also if he can only read it."""
+    """Open a lock that is this user's alone: one that another user can open he can hold, also if he can only read
+    it."""
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
     except _NO_FOLDER:
@@ -337,7 +338,7 @@ class RunDir:
 
     @classmethod
     def create(cls, root: Path, name: str, run_id: str) -> RunDir:
-        """A new run with its folders. `point_current` makes it the deployment's current one. Raises as `make`."""
+        """Make a new run with its folders. `point_current` makes it the deployment's current one. Raises as `make`."""
         run = cls(root / name / run_id)
         run.make()
         return run
@@ -359,7 +360,8 @@ class RunDir:
 
     @contextmanager
     def only_launcher(self) -> Iterator[None]:
-        """Held by the launcher for as long as it lives; the kernel lets go of it when it dies, however it dies.
+        """Hold the deployment's lock, as its launcher does for as long as it lives; the kernel lets go of the lock when
+        it dies, however it dies.
 
         Raises StateError when another launcher of this deployment holds it: two `up` at the same moment.
         """
@@ -396,7 +398,8 @@ class RunDir:
         replace_text(file, text)
 
     def write_beat(self) -> None:
-        """The launcher's sign of life: when its file was written last. One that fails is tried again the next time."""
+        """Write the launcher's sign of life: when its file was written last. One that fails is tried again the next
+        time."""
         try:
             self.write(self.beat, f"{time.time():.3f}\n")  # for people
         except OSError:
@@ -728,7 +731,7 @@ def phase_now(run: RunDir, state: DeploymentState) -> str:
 
 @contextmanager
 def record_errors(run: RunDir) -> Iterator[None]:
-    """The block writes the record of this run. An OSError of it becomes a StateError."""
+    """Turn an OSError into a StateError: the block writes the record of this run."""
     try:
         yield
     except OSError as error:

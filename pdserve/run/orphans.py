@@ -95,7 +95,7 @@ def _token_bearers(state: DeploymentState, run: RunDir) -> set[int]:
 
 
 def _agents(state: DeploymentState, run: RunDir) -> list[AgentRecord]:
-    """All that the run has had, as far as they are recorded by themselves or by the launcher."""
+    """Return all agents that the run has had, as far as they are recorded by themselves or by the launcher."""
     reported = [
         AgentRecord(guard=node.guard, hostname=node.hostname, place=node.place, cgroup=node.cgroup)
         for node in state.nodes.values()
@@ -175,7 +175,8 @@ def may_be_busy(state: DeploymentState, run: RunDir, node: str) -> bool:
 
 
 def list_living(state: DeploymentState, run: RunDir) -> list[str]:
-    """`name PID command` of every process of the run that lives here; members that were not recorded have no name."""
+    """Return `name PID command` of every process of the run that lives here; members that were not recorded have no
+    name."""
     names = {identity.pid: name for name, identity in recorded_processes(state).items() if identity.alive()}
     return [
         f"{names.get(pid, 'of its processes:')} PID {pid} {procfs.command(pid)[:100]}"

@@ -35,12 +35,14 @@ def is_run_name(name: str) -> bool:
 
 
 def named_runs(deployment: Path) -> dict[Path, str]:
-    """Folder -> when it began, for sorting: those that have the name of a run and are ours. Raises OSError."""
+    """Return when each run began, by its folder, for sorting: those that have the name of a run and are ours. Raises
+    OSError."""
     return {path: match[1] for path in deployment.iterdir() if (match := _NAME.fullmatch(path.name)) and is_ours(path)}
 
 
 def is_ours(folder: Path) -> bool:
-    """A folder, no link to one, of this user, which no other user can write: what stands in it we have put there."""
+    """Tell whether it is a folder, no link to one, of this user, which no other user can write: what stands in it we
+    have put there."""
     try:
         status = folder.lstat()
     except OSError:
@@ -54,7 +56,8 @@ def is_failed_look(run: RunDir) -> bool:
 
 
 def keep_failed_look(run: RunDir, report: str) -> None:
-    """Has `discard` leave it. Without room for the report it goes: the error has the end of each log too."""
+    """Write the report of a failed look, so that its run is not discarded. Without room for the report it is: the error
+    has the end of each log too."""
     with contextlib.suppress(OSError):
         run.write(run.failure, report)
 
@@ -70,7 +73,7 @@ def discard(run: RunDir) -> None:
 
 
 def discard_earlier(deployment: Path) -> None:
-    """The failed looks of a deployment, before the next one."""
+    """Remove the failed looks of a deployment, before the next one."""
     with contextlib.suppress(OSError):
         for path in named_runs(deployment):
             if is_failed_look(RunDir(path)):
@@ -106,7 +109,7 @@ def rule_of(deployment: Path) -> Retention:
 
 
 def prune_all(root: Path, *, dry_run: bool = False) -> list[RemovedRun]:
-    """`prune` of every deployment of this home, each by its own rule. Raises StateError."""
+    """Prune every deployment of this home, each by its own rule. Raises StateError."""
     try:
         folders = sorted(root.iterdir()) if root.is_dir() else []
     except OSError as error:

@@ -228,7 +228,7 @@ def choose_layout(wish: InitChoice, size: Size) -> Layout:
 
 
 def describe_numbers(wish: InitChoice, sized: SizedRole) -> str:
-    """The planner's, of one rank and one instance."""
+    """Describe the planner's numbers of one rank and one instance."""
     size = sized.size
     weights, requests = size.weights_bytes, size.requests
     held = "weights not known" if weights is None else f"{weights.high / GIB:.3g} of {wish.hardware.device_gib:g} GiB"
@@ -238,7 +238,8 @@ def describe_numbers(wish: InitChoice, sized: SizedRole) -> str:
 
 
 def _on_cpu(wish: InitChoice, size: Size) -> Layout:
-    """The weights are in host memory, which preflight looks at; the memory for KV is stated in the recipe."""
+    """Choose the layout on a CPU. The weights are in host memory, which preflight looks at; the memory for KV is stated
+    in the recipe."""
     plain = Layout(1, 1, 1, "a CPU engine is one rank")
     sized = size(plain)
     if sized is not None and sized.size.kv_bytes is not None and not _holds_one(sized):
@@ -269,7 +270,8 @@ def _requests(sized: SizedRole) -> float:
 
 
 def _holds_one(sized: SizedRole) -> bool:
-    """A request of max-model-len, beside the block that vLLM keeps for itself; at the planner's cautious end."""
+    """Tell whether an instance holds a request of max-model-len, beside the block that vLLM keeps for itself; at the
+    planner's cautious end."""
     blocks = sized.size.blocks
     return blocks is not None and sized.cache.blocks_a_request <= int(blocks.low) - NULL_BLOCK
 
@@ -426,7 +428,7 @@ def _roles(wish: InitChoice, layout: Layout, made: Starter) -> None:
 
 
 def _agents(wish: InitChoice, layout: Layout, made: Starter) -> None:
-    """Long prompts that begin as earlier ones did: old prefixes stay in host memory."""
+    """Write what suits long prompts that begin as earlier ones did: old prefixes stay in host memory."""
     role = "aggregated" if layout.aggregated else "prefill"
     made.put("lmcache", "on", value=[role], reason="--goal agents: old prefixes are read back, not computed again")
     l1, why = _l1(wish, layout)

@@ -119,8 +119,9 @@ def read_sweep(folder: Path) -> tuple[MeasuredPoint, ...]:
 
 
 def compare_sweeps(a: Sequence[MeasuredPoint], b: Sequence[MeasuredPoint]) -> SweepComparison:
-    """Points are the same where the keys that vary in one of the two have the same values, and work and load are the
-    same. What is the same at all points of a sweep may differ between the two: it is named first."""
+    """Compare two sweeps, point by point. Points are the same where the keys that vary in one of the two have the same
+    values, and work and load are the same. What is the same at all points of a sweep may differ between the two: it is
+    named first."""
     keys = _varied(a) | _varied(b)
     unmatched: list[str] = []
     matched = [_by_key(side, name, keys, unmatched) for side, name in ((a, "A"), (b, "B"))]
@@ -155,7 +156,7 @@ def compare_sweeps(a: Sequence[MeasuredPoint], b: Sequence[MeasuredPoint]) -> Sw
 
 
 def _other_starts(some: Sequence[tuple[str, Difference]]) -> SweepDifference:
-    """All of them in one: every deployment of a sweep has starts of its own."""
+    """Join the differences of starts: every deployment of a sweep has starts of its own."""
     runs = [{each.a for _, each in some}, {each.b for _, each in some}]
     a, b = (next(iter(side)) if len(side) == 1 else f"{len(side)} starts" for side in runs)
     return SweepDifference(difference=Difference(what=ANOTHER_START, a=a, b=b), points=tuple(at for at, _ in some))
@@ -166,8 +167,8 @@ def _result(folder: Path) -> BenchResult:
 
 
 def _varied(points: Sequence[MeasuredPoint]) -> set[str]:
-    """Keys of the recipe that do not have one value at all points; and settings of the workload (its client, warm-ups)
-    that are not the same at points which are the same work on the same recipe."""
+    """Return the keys of the recipe that do not have one value at all points; and settings of the workload (its client,
+    warm-ups) that are not the same at points which are the same work on the same recipe."""
     settings = [dict(point.record.settings) for point in points]
     keys = {key for each in settings for key in each if len({one.get(key) for one in settings}) > 1}
     same: dict[Key, list[Mapping[str, str | None]]] = {}
@@ -178,7 +179,7 @@ def _varied(points: Sequence[MeasuredPoint]) -> set[str]:
 
 
 def _how(work: Workload) -> Mapping[str, str | None]:
-    """A trace is known by its name and digest, wherever it stands."""
+    """Return how a workload is measured. A trace is known by its name and digest, wherever it stands."""
     values = work.model_dump(mode="json", exclude={"trace"})
     return {f"{_WORK}{name}": None if value is None else str(value) for name, value in values.items()}
 
@@ -186,7 +187,8 @@ def _how(work: Workload) -> Mapping[str, str | None]:
 def _by_key(
     points: Sequence[MeasuredPoint], name: str, keys: set[str], left_out: list[str]
 ) -> Mapping[Key, MeasuredPoint]:
-    """The newest of those that are the same: a folder keeps what was measured on an earlier recipe."""
+    """Return the points by their keys, the newest of those that are the same: a folder keeps what was measured on an
+    earlier recipe."""
     chosen: dict[Key, MeasuredPoint] = {}
     for point in sorted(points, key=_began):
         key = _key(point.record, keys)

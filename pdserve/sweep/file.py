@@ -91,7 +91,7 @@ class LoadedSweep:
         return self.path.parent / self.sweep.recipe
 
     def locate_key(self, key: str) -> str:
-        """`sweep.yaml:7` of a key of the recipe."""
+        """Return where a key of the recipe stands: `sweep.yaml:7`."""
         group = "zip" if key in self.sweep.zip else "cross"
         return str(locate((group, key), self.origins) or self.path)
 
@@ -119,7 +119,8 @@ def load_sweep(path: FilePath) -> LoadedSweep:
 
 
 def _with_traces(sweep: Sweep, path: FilePath, origins: Mapping[Path, Origin]) -> LoadedSweep:
-    """Traces are read now, so that a bad line is not found after hours. A trace is relative to the sweep file."""
+    """Read the traces of a sweep now, so that a bad line is not found after hours. A trace is relative to the sweep
+    file."""
     if problems := list(_missing_traces(sweep, path)):
         raise error(problems, origins, str(path))
     workloads: list[Workload] = []
@@ -257,7 +258,7 @@ class Point:
         return f"{name}-{_digest(about)}"
 
     def _work(self) -> dict[str, Any]:
-        """A trace by its name and digest: where it stands does not matter."""
+        """Return the workload, with a trace by its name and digest: where it stands does not matter."""
         work = self.workload.model_dump(mode="json")
         return work | ({"trace": FilePath(self.workload.trace).name} if self.workload.trace is not None else {})
 
@@ -279,9 +280,9 @@ def recipe_digest(document: Mapping[str, Any], folder: str) -> str:
 def points(
     sweep: Sweep, digests: Sequence[tuple[Settings, str]], traces: Mapping[str, RequestTrace] | None = None
 ) -> tuple[Point, ...]:
-    """All points of a deployment follow each other. Settings that resolve to the same recipe
-    are the same deployment, that of the first of them. `digests`: of the recipe of each combination. `traces`: of the
-    workloads that have one, by the workload as JSON."""
+    """Return all points, those of a deployment behind each other. Settings that resolve to the same recipe are the same
+    deployment, that of the first of them. `digests`: of the recipe of each combination. `traces`: of the workloads that
+    have one, by the workload as JSON."""
     deployments = {digest: settings for settings, digest in reversed(digests)}
     order = dict.fromkeys(digest for _, digest in digests)
     made = [
@@ -315,7 +316,7 @@ def _digest(data: Any) -> str:
 
 
 def letter(index: int) -> str:
-    """A to Z, then A1 and so on."""
+    """Return a letter for a number: A to Z, then A1 and so on."""
     turn, place = divmod(index, 26)
     return f"{chr(ord('A') + place)}{turn or ''}"
 
@@ -339,7 +340,7 @@ def title_of_varied(deployment: Variant, constant: Settings) -> str:
 
 
 def constant_work(points: Sequence[Point]) -> tuple[str, ...]:
-    """Prompts and repeats, where all points have the same."""
+    """Return prompts and repeats, where all points have the same."""
     works, repeats = {point.work for point in points}, {point.workload.repeats for point in points}
     same = [next(iter(works))] if len(works) == 1 else []
     return (*same, *([f"repeats {next(iter(repeats))}"] if len(repeats) == 1 else []))

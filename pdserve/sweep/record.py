@@ -196,7 +196,8 @@ def _own_record(deployment: str, environ: Mapping[str, str]) -> TaskRecord:
 
 @contextmanager
 def record_task(folder: SweepFolder, deployment: str, environ: Mapping[str, str]) -> Iterator[None]:
-    """The record of this process, with the error that ends the block. Raises StateError when it cannot be written."""
+    """Keep the record of this process, with the error that ends the block. Raises StateError when it cannot be
+    written."""
     record = _own_record(deployment, environ)
     file = folder.path / _TASKS / f"{deployment}.json"
     _write(file, record)
@@ -287,7 +288,8 @@ def _taken(folder: SweepFolder, deployment: str, file: Path) -> StateError:
 
 
 def task_of(folder: SweepFolder, deployment: str) -> TaskRecord | None:
-    """The last one that ran this deployment. Raises StateError for a record that cannot be read."""
+    """Return the record of the last task that ran this deployment. Raises StateError for a record that cannot be
+    read."""
     file = folder.path / _TASKS / f"{deployment}.json"
     return _read(TaskRecord, file) if file.exists() else None
 
@@ -298,7 +300,7 @@ def write_array(folder: SweepFolder, record: ArrayRecord) -> None:
 
 
 def arrays_of(folder: SweepFolder) -> list[ArrayRecord]:
-    """All that were submitted, the oldest first. Raises StateError."""
+    """Return all arrays that were submitted, the oldest first. Raises StateError."""
     files = sorted((folder.path / _ARRAYS).glob("*.json"))
     records = [_read(ArrayRecord, file) for file in files]
     return sorted(records, key=lambda record: record.submitted)
@@ -412,7 +414,7 @@ def record_of(
     result: str | None = None,
     start_seconds: float | None = None,
 ) -> PointRecord:
-    """INVALID where anything is wrong."""
+    """Return the record of a point: INVALID where anything is wrong."""
     return PointRecord(
         id=point.id,
         settings=point.deployment.settings,
@@ -430,7 +432,7 @@ def record_of(
 
 
 def keep_start(run: RunDir, starts: Path) -> None:
-    """Recipe, plan, versions, history, failure and logs; no key is among them. Raises StateError."""
+    """Keep recipe, plan, versions, history, failure and logs of a start; no key is among them. Raises StateError."""
     there = starts / run.run_id
     files = (run.recipe, run.plan, run.versions, run.state, run.events, rotated_log(run.events), run.failure)
     try:

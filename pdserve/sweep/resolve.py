@@ -112,7 +112,7 @@ def set_of(settings: Settings) -> list[str]:
 
 @contextmanager
 def errors_with_sweep_lines(settings: Settings, loaded: LoadedSweep) -> Iterator[None]:
-    """An error of a combination has the lines of the sweep file."""
+    """Give an error of a combination the lines of the sweep file."""
     try:
         yield
     except RecipeError as error:
@@ -151,8 +151,8 @@ class Estimate:
 
 
 def estimate(to_run: Sequence[Point], former: Sequence[PointRecord], starts: int) -> Estimate:
-    """A point takes as long as those of the same work and load did on other deployments, a start as long as others.
-    `starts`: that these points need."""
+    """Estimate the time that points take: each as long as those of the same work and load did on other deployments, a
+    start as long as others. `starts`: that these points need."""
     measured: dict[tuple[str, str], list[float]] = {}
     for record in former:
         if record.result is not None:

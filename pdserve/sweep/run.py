@@ -61,8 +61,8 @@ class SweepOptions:
 def points_to_run(
     planned: PlannedSweep, folder: SweepFolder, stale: Collection[str], *, retry: bool
 ) -> tuple[Point, ...]:
-    """Points that were never measured to their end, and the `stale` ones, by their ids; `retry`: the INVALID ones
-    too."""
+    """Return the points that were never measured to their end, and the `stale` ones, by their ids; `retry`: the INVALID
+    ones too."""
     records = [(point, folder.read(point)) for point in planned.points]
     return tuple(
         point
@@ -101,10 +101,10 @@ class SweepRunner:
     on_point: OnPoint
 
     def run(self, some: Sequence[Point]) -> None:
-        """A point that fails is INVALID, and the next one follows. Raises StateError when a deployment of that name
-        runs that is not the sweep's own, when another process measures one of these or has that name for its own, when
-        one cannot be stopped, or when the record cannot be written, and PreflightError when a client is not
-        installed."""
+        """Measure these points. A point that fails is INVALID, and the next one follows. Raises StateError when a
+        deployment of that name runs that is not the sweep's own, when another process measures one of these or has that
+        name for its own, when one cannot be stopped, or when the record cannot be written, and PreflightError when a
+        client is not installed."""
         let_signals_interrupt()  # a TERM before the first start has nothing to stop, and its record has the reason
         if job_of(os.environ) is None:
             _check_clients(some)  # before anything is written; in a job the record of the task has the reason

@@ -119,7 +119,7 @@ def status(
         typer.Option("--interval", min=0.5, metavar="SECONDS", help="With --watch: every 2 s unless given."),
     ] = None,
 ) -> None:
-    """The state of every process, and what the engines report. Exit 5 when degraded or failed.
+    """Show the state of every process, and what the engines report. Exit 5 when degraded or failed.
 
     With --watch: on a terminal a table that is redrawn, otherwise plain lines, with --json a line of JSON each time.
     """

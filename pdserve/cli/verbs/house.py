@@ -14,7 +14,7 @@ verbs = typer.Typer()
 
 @verbs.command()
 def patches(name: NameArgument = None, json_: JsonOption = False) -> None:
-    """Every patch of vLLM and LMCache: why, for which versions, whether it applies here, where it is active."""
+    """Show every patch of vLLM and LMCache: why, for which versions, whether it applies here, where it is active."""
     from pdserve.cli.patches import run
 
     run(name, as_json=json_)
@@ -53,7 +53,7 @@ def list_(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --prune: only list them.")] = False,
 ) -> None:
-    """Deployments of this user on this machine. With --prune: without their old runs."""
+    """List deployments of this user on this machine. With --prune: without their old runs."""
     from pdserve.cli.listing import prune as prune_runs
     from pdserve.cli.listing import run
 

@@ -58,7 +58,8 @@ def take_hold(patch: str) -> None:
 
 
 def _awaiting(_original: Callable[..., bytes], patch: str) -> Callable[..., bytes]:
-    """The original is not called: it makes the handle that must not be opened."""
+    """Wait for the event instead of sending its handle. The original is not called: it makes the handle that must not
+    be opened."""
 
     def export_event(self: Any, event: Any, device: Any) -> bytes:
         self.synchronize_event(event, device)

@@ -51,10 +51,11 @@ def step_bytes(text: str | None) -> int:
 
 
 def _nothing_in_the_background(_original: Callable[..., None]) -> Callable[..., None]:
-    """The one function that is not called: pinning in the background is what this patch is against."""
+    """Replace a function with one that does nothing. It is the one function that is not called: pinning in the
+    background is what this patch is against."""
 
     def expand_worker(_self: Any) -> None:
-        """All that the thread does; it ends at once, and `close` joins it as before."""
+        """Do nothing: this is all that the thread does; it ends at once, and `close` joins it as before."""
 
     return expand_worker
 

@@ -105,7 +105,8 @@ def _take_hold() -> None:
 
 
 def _ending_unanswered_calls(original: Callable[..., None]) -> Callable[..., None]:
-    """A connection has ended; runs in the thread of the message queue, which alone touches pending_futures."""
+    """End the calls that wait on a connection that has ended. This runs in the thread of the message queue, which alone
+    touches pending_futures."""
 
     def cancel_streams(self: Any) -> None:
         original(self)
@@ -217,8 +218,9 @@ def _end_transfers(adapter: Any) -> int:
 
 
 def _then_heartbeat(original: Callable[..., Any]) -> Callable[..., Any]:
-    """EngineCore asks each worker for it once, after warm-up and the capture of graphs, during which registering again
-    could do harm. Without a heartbeat an idle worker would not see that its server is another one."""
+    """Start the heartbeat with the handshake: EngineCore asks each worker for that once, after warm-up and the capture
+    of graphs, during which registering again could do harm. Without a heartbeat an idle worker would not see that its
+    server is another one."""
 
     def get_handshake_metadata(self: Any) -> Any:
         adapter = getattr(self, "worker_adapter", None)

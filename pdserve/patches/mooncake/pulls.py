@@ -114,7 +114,7 @@ class OpenPulls:
             self._pulls[request] = OpenPull(meta)
 
     def asked(self, metas: dict[str, Any]) -> None:
-        """Upstream has started to ask `pull_tasks_count` peers for each of these."""
+        """Hear that upstream has started to ask `pull_tasks_count` peers for each of these."""
         for request, meta in metas.items():
             if request in self._pulls:
                 self._pulls[request].peers_left = meta.pull_tasks_count
@@ -448,7 +448,7 @@ def _start_withdrawal(worker: Any, peer: Peer, transfers: dict[str, str]) -> asy
 async def _answered(
     worker: Any, peer: Peer, transfers: Collection[str], answer: asyncio.Future[WithdrawalResult]
 ) -> None:
-    """A prefill without the patch refuses, and its pull ends as upstream ends it."""
+    """Take the answer to a withdrawal. A prefill without the patch refuses, and its pull ends as upstream ends it."""
     result = await answer
     if result is WithdrawalResult.REFUSED:
         effects.count(NAME, "withdrawals-refused")

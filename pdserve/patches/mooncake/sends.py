@@ -93,7 +93,7 @@ class _Sends:
         task.add_done_callback(self.tasks.discard)
 
     async def _answering(self, identity: bytes, sock: Any, work: Awaitable[None]) -> None:
-        """An error goes to decode, as _sender_worker would have sent it."""
+        """Answer a pull that fails: the error goes to decode, as _sender_worker would have sent it."""
         (ended,) = await asyncio.gather(work, return_exceptions=True)
         if isinstance(ended, BaseException) and not isinstance(ended, asyncio.CancelledError):
             log.error("a Mooncake pull failed: %s", ended, exc_info=ended)
@@ -131,7 +131,8 @@ class _Sends:
         return transfer in self.aborted or transfer in self.unwanted
 
     def _forget_never_prefilled(self, transfers: list[str]) -> None:
-        """Upstream makes an entry for a pull that is ahead of its prefill, and keeps it for ever if none comes."""
+        """Forget entries without a prefill. Upstream makes one for a pull that is ahead of its prefill, and keeps it
+        for ever if none comes."""
         for transfer in transfers:
             entry = self.worker.reqs_need_send.get(transfer)
             if self.asked[transfer] > 0:
@@ -141,7 +142,7 @@ class _Sends:
                 del self.worker.reqs_need_send[transfer]
 
     def answered(self) -> None:
-        """A round of sends has ended and was answered."""
+        """Hear that a round of sends has ended and was answered."""
         self._answered.set()
         self._answered = asyncio.Event()
 

@@ -72,7 +72,8 @@ class TransferSeries(KVConnectorPromMetrics):  # type: ignore[misc]  # vllm is n
         }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """A key that is not there counts nothing: an error here would end the API server, as vllm#43828 does."""
+        """Count what transfers have reported. A key that is not there counts nothing: an error here would end the API
+        server, as vllm#43828 does."""
         for key, histograms in self._histograms.items():
             for value in transfer_stats_data.get(key, ()):
                 histograms[engine_idx].observe(value)

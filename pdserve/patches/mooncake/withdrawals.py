@@ -176,7 +176,7 @@ class _Line:
         self._wake.set()
 
     def _again(self) -> None:
-        """The answers to what was sent may be lost."""
+        """Send again what was not answered: the answers may be lost."""
         self._unsent = self._unanswered | self._unsent
         self._unanswered = {}
         self._wake.set()

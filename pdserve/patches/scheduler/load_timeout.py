@@ -33,7 +33,7 @@ class Quarantine:
         return request_id in self._held
 
     def __len__(self) -> int:
-        """Transfers that have not ended."""
+        """Return how many transfers have not ended."""
         return len(self._held)
 
     def hold(self, request_id: str, blocks: Iterable[Any]) -> None:
@@ -212,7 +212,8 @@ class LoadTimeout:
         connector.get_num_new_matched_tokens = get_num_new_matched_tokens
 
     def _hear_of_loads(self) -> None:
-        """The scheduler notifies its connector of every load that it starts, and then lets the request wait."""
+        """Hear of loads. The scheduler notifies its connector of every load that it starts, and then lets the request
+        wait."""
         connector = self._scheduler.connector
         original = connector.update_state_after_alloc
 
@@ -236,7 +237,7 @@ def _status(request: Any, name: str) -> Any:
 
 
 def _forget(connector: Any, request: Any) -> None:
-    """LMCache's trackers of the request start anew, else they would store the fresh KV from the old blocks.
+    """Make LMCache's trackers of the request start anew: else they would store the fresh KV from the old blocks.
 
     They do so themselves when they are asked for a request that was preempted, and only then
     (LMCacheMPConnector._get_or_create_request_tracker). A tracker that is new already is left as it is.
@@ -251,7 +252,7 @@ def _forget(connector: Any, request: Any) -> None:
 
 
 def _leaves(connector: Any) -> Iterator[Any]:
-    """The connectors that MultiConnector combines, or the connector itself."""
+    """Yield the connectors that MultiConnector combines, or the connector itself."""
     children = getattr(connector, "_connectors", None)
     if children is None:
         yield connector

@@ -168,8 +168,8 @@ class AdmissionGate:
         return bool(self._priorities) or not self._fits(tokens)
 
     def enqueue(self, priority: int = 0, tokens: int = 0) -> QueuedRequest:
-        """A place in the queue. ApiError, 429, when that is full. Whoever waits for its future gets a ticket, or the
-        ApiError that ends the wait, and must call `left` if it is cancelled."""
+        """Take a place in the queue. Raises ApiError 429 when that is full. Whoever waits for its future gets a ticket,
+        or the ApiError that ends the wait, and must call `left` if it is cancelled."""
         if self.waiting >= self._limits.queue_size:
             self._make_place(priority)
         loop = asyncio.get_running_loop()
@@ -248,7 +248,8 @@ class AdmissionGate:
         return entered
 
     def _make_place(self, priority: int) -> None:
-        """Room in a full queue, at the cost of the last one with a worse priority; ApiError if there is none."""
+        """Make room in a full queue, at the cost of the last request with a worse priority. Raises ApiError if there is
+        none."""
         self.rejected_full += 1
         if not self._priorities or self._priorities[-1] <= priority:
             raise self._busy("and its queue is full")

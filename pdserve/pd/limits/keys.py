@@ -76,7 +76,7 @@ class KeyFile:
         return "ok"
 
     def reload_if_changed(self) -> None:
-        """Cheap enough to be called every second."""
+        """Read the file again if it has changed. This is cheap enough to be called every second."""
         if self._version() != self._seen:
             self.reload()
 
@@ -135,7 +135,7 @@ def read_token(path: Path) -> str:
 
 
 def new_key(name: str, **limits: int | None) -> tuple[str, str]:
-    """A new key, and its line for the file. RecipeError: the name or a limit is not possible."""
+    """Make a new key, and its line for the file. Raises RecipeError when the name or a limit is not possible."""
     key = PREFIX + secrets.token_urlsafe(32)
     fields = {"name": name, "sha256": sha256(key.encode()).hexdigest(), **limits}
     line = {field: value for field, value in fields.items() if value is not None}

@@ -57,7 +57,7 @@ class Client(Receiver):
     )
 
     def __init__(self, reply: HttpReply, request_id: str, dialect: Dialect, itl: Histogram | None = None) -> None:
-        """`itl` counts the seconds between two chunks of a stream."""
+        """Begin to answer. `itl` counts the seconds between two chunks of a stream."""
         self.reply = reply
         self._itl = itl
         self.request_id = request_id
@@ -187,7 +187,7 @@ class Client(Receiver):
             self.watch.poke()
 
     def on_cut(self) -> None:
-        """The leg's connection was lost in the middle."""
+        """End the answer with an error: the leg's connection was lost in the middle."""
         self._pending = b""
         self.interrupt(ApiError(502, f"{self._name()} closed the connection in the middle of its answer"))
 

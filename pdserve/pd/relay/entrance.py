@@ -38,7 +38,7 @@ class Entrance:
         return tickets
 
     def turns_away(self, priority: int, tokens: int) -> bool:
-        """A request that comes now gets 429 at once."""
+        """Tell whether a request that comes now gets 429 at once."""
         return any(gate.turns_away(priority, tokens) for gate in self.gates.values())
 
     async def enter(
@@ -70,7 +70,7 @@ class Entrance:
             gate.configure(getattr(admission, role))
 
     def refresh(self) -> None:
-        """The workers or their figures have changed."""
+        """Look anew who may enter: the workers or their figures have changed."""
         for gate in self.gates.values():
             gate.refresh()
 

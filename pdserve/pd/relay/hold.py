@@ -145,7 +145,8 @@ class Hold:
             watch.end()
 
     def _look(self) -> None:
-        """Wakes those that may go on, the first first: each looks for itself whether one before it took the chance."""
+        """Wake the requests that may go on, the oldest first: each looks for itself whether one before it took the
+        chance."""
         lacking: set[EngineRole] = set()
         for held in self._held:
             # With thousands of them, what holds for one holds for all that have not tried an engine.

@@ -56,7 +56,7 @@ class Receiver:
         raise NotImplementedError
 
     def on_cut(self) -> None:
-        """The connection was lost in the middle of the answer."""
+        """Hear that the connection was lost in the middle of the answer."""
         raise NotImplementedError
 
 
@@ -152,7 +152,7 @@ class Leg(Sink):
 
     @property
     def delivered(self) -> bool:
-        """The engine has it, or never will."""
+        """Tell whether the engine has the request, or never will."""
         return self.reached or self.failure is not None
 
     def close(self) -> None:
@@ -335,8 +335,8 @@ class Leg(Sink):
         self.poke()
 
     def _fail(self, error: ApiError, fault: Fault | None = None) -> None:
-        """The worker took the request and failed with it, or (4xx) has refused it. What that says of the worker shows
-        when another one is tried."""
+        """End the leg: the worker took the request and failed with it, or (4xx) has refused it. What that says of the
+        worker shows when another one is tried."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
@@ -378,4 +378,4 @@ class Leg(Sink):
 
 
 def ignore_poke(_: Any = None) -> None:
-    """The poke of a leg for which nothing waits."""
+    """Do nothing: this is the poke of a leg for which nothing waits."""

@@ -78,7 +78,7 @@ class Watch(Wakeable):
         return None
 
     def leave(self, worker: Worker) -> None:
-        """The worker that is waited for keeps silent."""
+        """Note that the worker that is waited for keeps silent."""
         self._silent = worker
         self.wake()
 

@@ -164,7 +164,7 @@ def _watches(worker: Worker) -> list[Watch]:
 
 
 def _waited(watch: Watch, worker: Worker) -> float:
-    """Seconds for which it has waited for the first byte of this worker; 0: for none of it."""
+    """Return the seconds for which a request has waited for the first byte of this worker; 0: for none of it."""
     leg = watch.awaited
     if leg is None or leg.worker is not worker:
         return 0.0

@@ -79,9 +79,10 @@ class Body:
     def __init__(
         self, raw: bytes, scan: Scan | None = None, like: Body | None = None, members: MembersAtOnce | None = None
     ) -> None:
-        """400 for what is no JSON object, for NaN and the like, for a name that comes twice, and for very many members.
-        `members`: those of a body whose large values were found before (`members_at_once`, requests.long_value).
-        `scan`: it has been read in steps. `like`: this one was read."""
+        """Read a body. Raises ApiError 400 for what is no JSON object, for NaN and the like, for a name that comes
+        twice, and for very many members. `members`: those of a body whose large values were found before
+        (`members_at_once`, requests.long_value). `scan`: the scan by which it was read in steps. `like`: a body that
+        was read, of which this is a copy."""
         self.raw = raw
         self._instead: dict[str, bytes] | None = None
         """What was put in the place of the client's own, or added."""

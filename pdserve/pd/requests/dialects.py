@@ -171,7 +171,7 @@ class Dialect:
         return None
 
     def prefill_body(self, body: Body, transfer: bytes) -> Payload:
-        """The leg that computes the prompt: one token that only length ends."""
+        """Return the body of the leg that computes the prompt: one token that only length ends."""
         limits = {name: b"1" for name in self.limits if name in body.members}
         own = {**_clean_extra(body), **limits}
         if not own:
@@ -342,7 +342,8 @@ def _is_single_prompt(body: Body) -> bool:
 
 
 def _clean_extra(body: Body) -> dict[str, bytes]:
-    """vLLM merges vllm_xargs into the same mapping that carries kv_transfer_params to the connector."""
+    """Return vllm_xargs without internal names: vLLM merges it into the same mapping that carries kv_transfer_params to
+    the connector."""
     raw = body.raw_value("vllm_xargs") if "vllm_xargs" in body.members else None
     if raw is None or not raw.startswith(b"{"):
         return {}

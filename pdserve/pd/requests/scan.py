@@ -106,7 +106,8 @@ class Scan:
         self._slice = _SMALL_SLICE
 
     def step(self) -> bool:
-        """A few milliseconds of work; True: it is done. ApiError 400: this is no JSON object that an engine may get."""
+        """Work for a few milliseconds, and return whether it is done. Raises ApiError 400 when this is no JSON object
+        that an engine may get."""
         end = monotonic() + STEP_SECONDS
         while monotonic() < end:
             if self._checked < len(self.raw):
@@ -126,7 +127,7 @@ class Scan:
                 raise bad_request(f"The request body is not valid JSON: {error.reason}.") from None
 
     def _move(self) -> bool:
-        """One slice of a value, or the next thing beside values."""
+        """Read one slice of a value, or the next thing beside values."""
         state = self._state
         if state == _IN_BRACKETS:
             self._pass_brackets()
@@ -151,7 +152,7 @@ class Scan:
         return at if match is None else match.end()
 
     def _take(self, byte: bytes) -> None:
-        """A byte between values, which is no blank."""
+        """Take a byte between values, which is no blank."""
         state = self._state
         if state == _OUTSIDE:
             if byte != b"{":
@@ -286,8 +287,8 @@ def _outside_strings(piece: bytes, in_string: bool) -> tuple[bytes, bool]:
 
 
 def _levels(brackets: bytes) -> tuple[int, int, int]:
-    """(the lowest level, the last one, the highest one), all as seen from the level before. Up to a few levels that
-    open and close again within count for nothing in the highest one."""
+    """Return (the lowest level, the last one, the highest one), all as seen from the level before. Up to a few levels
+    that open and close again within count for nothing in the highest one."""
     for _ in range(_PASSES):
         before = len(brackets)
         brackets = brackets.replace(b"[]", b"")

@@ -42,7 +42,8 @@ class ServedModels:
     __slots__ = ("_any", "_as_written", "_unknown", "names")
 
     def __init__(self, unknown: Callable[[str], None]) -> None:
-        """`unknown` is asked what becomes of a request for a model that is not served: ApiError, or it is passed on."""
+        """Begin without a model. `unknown` is asked what becomes of a request for a model that is not served: ApiError,
+        or it is passed on."""
         self._unknown = unknown
         self.names: dict[str, int | None] = {}
         """Name of a model -> the longest prompt that every worker takes, None when they do not report it."""
@@ -53,7 +54,7 @@ class ServedModels:
         """
 
     def merge(self, workers: Iterable[Mapping[str, int | None]]) -> None:
-        """All that workers serve, each with the context of each model."""
+        """Merge all that workers serve, each with the context of each model."""
         names: dict[str, int | None] = {}
         for limits in workers:
             for name, limit in limits.items():

@@ -26,7 +26,7 @@ def keep_for_bodies() -> None:
 
 
 def return_from(size: int) -> None:
-    """Blocks of this many bytes or more go back to the system as soon as they are freed."""
+    """Have blocks of this many bytes or more go back to the system as soon as they are freed."""
     _set(_M_MMAP_THRESHOLD, size)
 
 

@@ -59,7 +59,8 @@ class Answering:
         served_name: str,
         seconds: float,
     ) -> None:
-        """`serve` answers a request that is for engines. `seconds`: how long a request may take."""
+        """Join what answers requests. `serve` answers a request that is for engines. `seconds`: how long a request may
+        take."""
         self._app = app
         self._intake, self._parser, self._stored = intake, parser, stored
         self._serve = serve
@@ -76,7 +77,7 @@ class Answering:
 
     @property
     def busy(self) -> bool:
-        """A request is not over."""
+        """Tell whether a request is not over."""
         return bool(self._tasks)
 
     def handle(self, request: Request, reply: HttpReply) -> None:
@@ -199,7 +200,7 @@ class Answering:
         self._tasks[request] = self._loop.create_task(work)
 
     def _over(self, request: Request, reply: HttpReply, ended: bool, request_id: str) -> None:
-        """The end of a task's work. `ended`: as it should, or with an error that its client has got."""
+        """End a task's work. `ended`: as it should, or with an error that its client has got."""
         task = self._tasks.pop(request)
         request.release()
         if not ended:

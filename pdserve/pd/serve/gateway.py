@@ -354,8 +354,8 @@ class Gateway:
         }
 
     async def send_canary(self, authorization: str, pair: Mapping[str, str]) -> None:
-        """A canary through the pair that whoever has the deployment's engine key names, with `tokens` and `seconds`.
-        ApiError: it was not answered, or is not possible."""
+        """Send a canary through the pair that whoever has the deployment's engine key names, with `tokens` and
+        `seconds`. Raises ApiError when it was not answered, or is not possible."""
         if self._owner is None:
             raise ApiError(401, "This proxy has no engine key, and so nobody may ask for a canary.")
         self._owner.identify(authorization.encode("latin-1"))
@@ -443,7 +443,7 @@ def _configuration(read_again: Callable[[], ProxyConfig]) -> ProxyConfig | str:
 
 
 def write_stderr(lines: bytes) -> None:
-    """The request log goes where the rest of the log goes. Its end is not ours to die of."""
+    """Write the request log where the rest of the log goes. Its end is not ours to die of."""
     with contextlib.suppress(OSError):
         sys.stderr.buffer.write(lines)
         sys.stderr.buffer.flush()

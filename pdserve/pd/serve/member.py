@@ -98,7 +98,7 @@ def create_app() -> Starlette:
         return JSONResponse({"server_load": app.state.gateway.load()})
 
     async def version(_: Request) -> Response:
-        """vLLM's, from the first engine that answers."""
+        """Answer vLLM's version, from the first engine that answers."""
         gateway: Gateway = app.state.gateway
         return JSONResponse(await engine_version(gateway.registry, gateway.engines))
 
@@ -107,7 +107,7 @@ def create_app() -> Starlette:
         return JSONResponse(await gateway.models.listed())
 
     async def canary(request: Request) -> Response:
-        """One token through the pair that the launcher names."""
+        """Send one token through the pair that the launcher names."""
         authorization = request.headers.get("authorization", "")
         await app.state.gateway.send_canary(authorization, request.query_params)
         return JSONResponse({"status": "answered"})
@@ -187,8 +187,8 @@ class MemberContext:
 
 
 async def run(path: Path, config: ProxyConfig, key: str | None, place: MemberContext) -> None:
-    """One process; serves until a signal ends it. `path`: of the configuration, read again on SIGHUP. StartError: an
-    address cannot be had."""
+    """Run one process of the proxy until a signal ends it. `path`: of the configuration, read again on SIGHUP. Raises
+    StartError when an address cannot be had."""
     app = create_app()
     gateway = Gateway(
         config,
@@ -226,7 +226,7 @@ async def run(path: Path, config: ProxyConfig, key: str | None, place: MemberCon
 
 
 def serve(path: Path, config: ProxyConfig, key: str | None, place: MemberContext) -> int:
-    """`run` in an event loop of its own; the exit code."""
+    """Do `run` in an event loop of its own, and return the exit code."""
     allocator.keep_for_bodies()
     try:
         with asyncio.Runner(loop_factory=server.new_loop) as runner:

@@ -147,7 +147,7 @@ def not_json() -> ApiError:
 
 
 def request_id_of(request: Request) -> str:
-    """The client's own, if it is printable and not too long; else a new one."""
+    """Return the client's own request id, if it is printable and not too long; else a new one."""
     given = request.header(b"x-request-id")
     if given is not None and REQUEST_ID.fullmatch(given):
         return given.decode("ascii")

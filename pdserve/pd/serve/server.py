@@ -74,7 +74,7 @@ class ServedGateway(Protocol):
     """None: clients speak plain HTTP."""
 
     def begin(self) -> None:
-        """The loop runs; nothing is accepted yet."""
+        """Begin: the loop runs, and nothing is accepted yet."""
 
     def begin_reload(self) -> None:
         """Read again what may change while serving (SIGHUP)."""
@@ -86,13 +86,13 @@ class ServedGateway(Protocol):
         """Give up what only one process can have: another one serves from now on."""
 
     def stop_holding(self) -> None:
-        """A signal ends the proxy: who waits for an engine is answered at once, and who comes from now on."""
+        """Answer who waits for an engine at once, and who comes from now on: a signal ends the proxy."""
 
     def drain(self) -> None:
         """Take no new connection from now on."""
 
     def busy(self) -> bool:
-        """A request is being answered."""
+        """Tell whether a request is being answered."""
 
     def cut(self) -> None:
         """End what is still running: the drain is over."""

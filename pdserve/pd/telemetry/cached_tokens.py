@@ -23,7 +23,7 @@ _READ: Final = re.compile(rb'("cache_read_input_tokens" ?: ?)(\d+)')
 
 
 def with_cached_tokens(data: bytes, cached: int) -> bytes:
-    """`data` with the numbers of a prompt of which `cached` tokens were in a cache. Everything else stays."""
+    """Return `data` with the numbers of a prompt of which `cached` tokens were in a cache. Everything else stays."""
     if b'"cache_read_input_tokens"' in data:
         data = _MESSAGES.sub(lambda usage: _messages_usage(usage[0], cached), data)
     # A template would be parsed again for each answer.

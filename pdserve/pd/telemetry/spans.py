@@ -56,7 +56,7 @@ class Spans(Protocol):
     """Tracing, as the data plane needs it."""
 
     def begin(self, traceparent: str | None) -> Trace | None:
-        """The trace of a new request. None: the client's own headers go on as they are."""
+        """Begin the trace of a new request. None: the client's own headers go on as they are."""
 
     def end(
         self,
@@ -68,7 +68,7 @@ class Spans(Protocol):
         *,
         failed: str = "",
     ) -> None:
-        """The request is over; `failed`: why it was no success."""
+        """End the trace of a request that is over. `failed`: why it was no success."""
 
     def close(self) -> None:
         """Send what is left."""
@@ -111,7 +111,8 @@ class OtelSpans:
         self._offset = time.time() - time.monotonic()
 
     def begin(self, traceparent: str | None) -> Trace:
-        """A client that sends a valid traceparent has also decided whether the request is sampled."""
+        """Begin the trace of a new request. A client that sends a valid traceparent has also decided whether the
+        request is sampled."""
         parsed = parse(traceparent)
         span_id = f"{_random.getrandbits(64) or 1:016x}"
         if parsed is not None:
@@ -188,7 +189,7 @@ def parse(traceparent: str | None) -> tuple[str, str, bool] | None:
 
 
 def open_spans(settings: OtelSettings | None, service: str) -> Spans:
-    """Tracing as it is configured. RecipeError: OpenTelemetry is wanted and not installed."""
+    """Open tracing as it is configured. Raises RecipeError when OpenTelemetry is wanted and not installed."""
     if settings is None:
         return NoSpans()
     try:

@@ -185,7 +185,7 @@ class LeafSection(Strict, ABC):
         """Return vLLM's mapping for the connector. Raises RecipeError for what this role cannot have."""
 
     def default_environment(self) -> dict[str, str]:
-        """Variables of its engines that a recipe may override."""
+        """Return the variables of the connector's engines that a recipe may override."""
         return {}
 
     def doubts(self, platform: str) -> tuple[tuple[str, str], ...]:

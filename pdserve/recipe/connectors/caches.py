@@ -126,7 +126,8 @@ class OffloadingSection(LeafSection):
         }
 
     def host_memory(self, *, ranks: int, workers: int, platform: str) -> HostMemory:
-        """One region an engine, which its workers map on CUDA; on ROCm each worker has its own part."""
+        """Return the memory of one engine: one region, which its workers map on CUDA; on ROCm each worker has its own
+        part."""
         size = int(self.cpu_gib * _GIB) * ranks
         return HostMemory(size, in_shm=size if platform == "cuda" else 0)
 

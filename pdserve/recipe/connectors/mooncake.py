@@ -153,7 +153,7 @@ class MooncakeSection(LeafSection):
         return frozenset({f"mooncake.protocol={self.protocol}", *named})
 
     def proxy_settings(self) -> dict[str, Any]:
-        """vLLM runs two transfers for each sender thread of a prefill worker."""
+        """Return the slots of transfers: vLLM runs two transfers for each sender thread of a prefill worker."""
         return {"transfer_slots": 2 * self.num_workers}
 
 

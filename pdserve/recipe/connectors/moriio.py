@@ -37,7 +37,7 @@ class MoriioPorts(Strict):
 
 
 def _rdma_devices(config: Mapping[str, Any], variables: Mapping[str, str]) -> tuple[str, ...] | None:
-    """mori chooses among those of the node."""
+    """Return no names, unless the backend is xgmi: mori chooses among the node's RDMA devices."""
     extra = config.get("kv_connector_extra_config")
     return None if isinstance(extra, Mapping) and extra.get("backend") == "xgmi" else ()
 

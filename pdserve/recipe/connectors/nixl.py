@@ -82,7 +82,7 @@ class NixlSection(LeafSection):
     lease_seconds: Count = Field(default=30, description="How long prefill keeps blocks without a heartbeat.")
 
     def config(self, context: Context) -> Config:
-        """kv_both is deprecated for NIXL since vLLM 0.32: the role's own side is named."""
+        """Return the mapping, with the role's own side: kv_both is deprecated for NIXL since vLLM 0.32."""
         config: Config = {"kv_connector": self.ABOUT.class_name, "kv_role": context.kv_role}
         buffer_device = self.buffer_device or ("cpu" if context.platform == "cpu" else None)
         if buffer_device:
