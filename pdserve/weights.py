@@ -245,7 +245,8 @@ class CacheFolder:
         return removed
 
     def _look_again(self, snapshot: Path) -> None:
-        """A network file system remembers that a file was not there; opening its folder makes it ask the server."""
+        """Open the folders, so that their file system asks its server: one on a network remembers that a file was not
+        there."""
         for folder in (self.path / "blobs", snapshot):
             if folder.is_dir():
                 list(folder.iterdir())
@@ -320,7 +321,7 @@ def main() -> int:
 
 
 def provide(options: Options) -> Revision:
-    """Everything of the model that vLLM needs, in the cache folder. Raises DownloadError."""
+    """Provide everything of the model that vLLM needs, in the cache folder. Raises DownloadError."""
     # Bars of many threads would fill the log; progress is reported below.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
@@ -431,7 +432,8 @@ def _already_there(folder: CacheFolder, options: Options, why: str) -> Revision:
 
 @contextlib.contextmanager
 def _index_read() -> Iterator[None]:
-    """The file behind a broken index is to be removed: its link in the snapshot would be made again to the same one."""
+    """Say that the file behind a broken index is to be removed: its link in the snapshot would be made again to the
+    same one."""
     try:
         yield
     except BrokenIndexError as error:
@@ -462,8 +464,8 @@ def _remember(folder: CacheFolder, revision: str, commit: str) -> None:
 
 @contextlib.contextmanager
 def _lock_cache(folder: CacheFolder) -> Iterator[None]:
-    """One process at a time, also from other nodes: a lock of POSIX goes over NFS. The kernel, or the server of the
-    file system, lets go of it when its holder dies."""
+    """Let one process at a time into the cache folder, also from other nodes: a lock of POSIX goes over NFS. The
+    kernel, or the server of the file system, lets go of it when its holder dies."""
     folder.lock.parent.mkdir(parents=True, exist_ok=True)
     with folder.lock.open("ab") as file:
         waiting = False

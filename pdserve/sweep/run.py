@@ -122,7 +122,7 @@ class SweepRunner:
                     self._measure_all(deployment, its_points)
 
     def _end_former(self) -> None:
-        """A sweep that was killed leaves its deployment running; none that lives has this name."""
+        """Take down what a sweep that was killed has left running; none that lives has this name."""
         self._refuse_others()
         if find_running(self.root, self.planned.name) is not None:
             self.show.note(f"{self.planned.name}: left by this sweep when it was cut off; stopping it")
@@ -314,6 +314,7 @@ class SweepRunner:
 
 
 def _check_clients(some: Sequence[Point]) -> None:
-    """A client that is missing is no reason to find all of its points INVALID. Raises PreflightError."""
+    """Check that the clients are installed: a missing one is no reason to find all of its points INVALID. Raises
+    PreflightError."""
     if not all(map(needs_vllm, some)):
         installed_interpreter(os.environ)

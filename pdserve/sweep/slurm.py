@@ -33,8 +33,8 @@ OnPoint = Callable[[Point, PointRecord], None]
 def scripts(
     planned: PlannedSweep, some: Sequence[Point], words: Sequence[str], *, at_once: int | None
 ) -> tuple[RenderedArray, ...]:
-    """One array for each set of nodes and options; nothing is submitted. `words`: the sweep file and the options that
-    each task is given. Raises RecipeError for a recipe that is no job, with the lines of the sweep file."""
+    """Render one array for each set of nodes and options; nothing is submitted. `words`: the sweep file and the options
+    that each task is given. Raises RecipeError for a recipe that is no job, with the lines of the sweep file."""
     members = []
     for deployment, _ in by_deployment(some):
         loaded = planned.recipes[deployment.digest]
@@ -116,8 +116,8 @@ class ArrayFollower:
     """The last known one of each task, by `job_number`."""
 
     def until_over(self) -> None:
-        """Ctrl-C stops the arrays in order, a second one at once; both raise KeyboardInterrupt. Raises StateError when
-        the controller does not answer for half an hour."""
+        """Wait until the arrays are over. Ctrl-C stops the arrays in order, a second one at once; both raise
+        KeyboardInterrupt. Raises StateError when the controller does not answer for half an hour."""
         try:
             self._wait()
         except KeyboardInterrupt:

@@ -60,7 +60,7 @@ class Cgroup:
 
     @classmethod
     def at(cls, path: Path) -> Cgroup:
-        """The one that is there now. Raises OSError."""
+        """Return the cgroup that is at a path now. Raises OSError."""
         status = path.lstat()
         parent = path.parent.lstat().st_ino
         return cls(CgroupId(path=str(path), device=status.st_dev, inode=status.st_ino, parent=parent))
@@ -79,7 +79,8 @@ class Cgroup:
             return False
 
     def members(self) -> set[int]:
-        """PIDs of all that live in it, or in one inside it. Those of another PID namespace have no number here."""
+        """Return the PIDs of all that live in the cgroup, or in one inside it. Those of another PID namespace have no
+        number here."""
         pids: set[int] = set()
         if self.exists():
             for folder, _, _ in os.walk(self.path):
@@ -88,8 +89,8 @@ class Cgroup:
         return pids - {0}
 
     def kill(self) -> None:
-        """KILL for every member at once, also those that are being forked. Does nothing once it is gone, and never
-        ends its caller."""
+        """Send KILL to every member at once, also to those that are being forked. Does nothing once it is gone, and
+        never ends its caller."""
         if os.getpid() in self.members():
             return
         with contextlib.suppress(OSError), self._open_folder() as folder:
@@ -150,7 +151,7 @@ class CgroupOutcome(NamedTuple):
 
 
 def prefix(run_id: str) -> str:
-    """So begins the name of every cgroup that an agent of the run makes."""
+    """Return how the name of every cgroup begins that an agent of the run makes."""
     return f"pdserve-{run_id}@"
 
 
@@ -180,8 +181,8 @@ def make_own_cgroup(name: str, environ: Mapping[str, str]) -> CgroupOutcome:
 
 
 def _start_counting(folder: Path) -> None:
-    """Memory of each cgroup in this one. That it was us who began is noted where the next run of whatever deployment
-    finds it, and before it is so."""
+    """Count the memory of each cgroup in this one. That it was us who began is noted where the next run of whatever
+    deployment finds it, and before it is so."""
     control = folder / "cgroup.subtree_control"
     with contextlib.suppress(OSError):
         if _MEMORY in control.read_text().split():
@@ -223,9 +224,9 @@ def is_known(identity: CgroupId) -> bool:
 
 
 def place(controller: str = "", proc: Path = _PROC) -> tuple[Path, Path]:
-    """(our own cgroup, the mount that shows it). `controller`: of cgroup v1, such as `memory`; empty: v2.
+    """Return our own cgroup, and the mount that shows it. `controller`: of cgroup v1, such as `memory`; empty: v2.
 
-    It does not see what a cgroup namespace hides. Raises OSError.
+    This does not see what a cgroup namespace hides. Raises OSError.
     """
     paths = [line.split(":", 2) for line in procfs.lines_of(proc / "cgroup")]
     ours = [path for _, controllers, path in paths if controller in controllers.split(",")]
@@ -242,7 +243,7 @@ def place(controller: str = "", proc: Path = _PROC) -> tuple[Path, Path]:
 
 
 def _mounts(controller: str, proc: Path) -> Iterator[tuple[Path, str]]:
-    """(mount point, the cgroup that is mounted there) of v2, or of a v1 controller."""
+    """Yield each mount point, and the cgroup that is mounted there, of v2 or of a v1 controller."""
     for line in procfs.lines_of(proc / "mountinfo"):
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)

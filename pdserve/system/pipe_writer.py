@@ -18,8 +18,8 @@ class PipeWriter:
     """Writes what it is given, in order; what the other side does not take yet is kept. Belongs to one event loop."""
 
     def __init__(self, descriptor: int, on_empty: Callable[[], None] | None = None) -> None:
-        """`descriptor` stays the caller's to close, after `close`. `on_empty`: called when the other side has taken
-        what had to wait."""
+        """Begin with nothing to write. `descriptor` stays the caller's to close, after `close`. `on_empty`: called when
+        the other side has taken what had to wait."""
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
         self._loop = asyncio.get_running_loop()

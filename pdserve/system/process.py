@@ -162,7 +162,7 @@ class Child:
         self._control.write(about, line.encode() + b"\n")
 
     async def stop(self, grace: float, before_kill: Callable[[], None] | None = None) -> bool:
-        """TERM to the root, which stops its own children; then TERM and KILL for what is left of the family.
+        """Send TERM to the root, which stops its own children; then TERM and KILL to what is left of the family.
 
         Returns True when something had to be killed. Safe to call on a tree that is gone.
         """
@@ -202,10 +202,10 @@ async def stop_family(
     before_kill: Callable[[], None] | None = None,
     cgroups: Sequence[Cgroup] = (),
 ) -> bool:
-    """TERM, short grace, then KILL until `members` returns none, or for `_KILL_SECONDS`: there are some who cannot
-    end. Those whom we may not signal are waited for `_REFUSED_SECONDS`, once no others are left. True when KILL was
-    needed. `cgroups`: all that is in them is of the family; each is removed at the end, and killed before it if
-    a process has come meanwhile."""
+    """Send TERM, wait for a short grace, then send KILL until `members` returns none, or for `_KILL_SECONDS`: there are
+    some who cannot end. Those whom we may not signal are waited for `_REFUSED_SECONDS`, once no others are left.
+    Returns True when KILL was needed. `cgroups`: all that is in them is of the family; each is removed at the end, and
+    killed before it if a process has come meanwhile."""
     forced = False
     left = _identities(members())
     for member in left:
@@ -452,7 +452,7 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(signum: signal.Signals) -> None:
-    """The kernel sends us `signum` when our parent dies."""
+    """Have the kernel send us `signum` when our parent dies."""
     _prctl(_PR_SET_PDEATHSIG, int(signum))
 
 
@@ -496,8 +496,8 @@ def share_of_cpus(cpus: Iterable[int], share: tuple[int, int] | None) -> set[int
 
 
 def bring_back(pids: Iterable[int], cpus: set[int]) -> None:
-    """Threads of these processes that may run on other CPUs may now run on all of `cpus`, and on no other. Those
-    that have chosen among `cpus`, as OpenMP's do, keep what they have chosen."""
+    """Let threads of these processes that may run on other CPUs run on all of `cpus`, and on no other. Those that have
+    chosen among `cpus`, as OpenMP's do, keep what they have chosen."""
     for thread in procfs.threads(pids):
         # One that has ended, or is not ours to move: that costs speed, not answers.
         with contextlib.suppress(OSError):

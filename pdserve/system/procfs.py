@@ -88,7 +88,8 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _has_ended(pid: int, stat: list[str]) -> bool:
-    """A process whose first thread has ended is a zombie to look at while others of its threads live."""
+    """Tell whether a process has ended. One whose first thread has ended is a zombie to look at while others of its
+    threads live."""
     if stat[_STAT_STATE] != "Z":
         return stat[_STAT_STATE] == "X"
     others = (_stat(thread) for thread in threads([pid]) if thread != pid)
@@ -209,7 +210,7 @@ def threads(pids: Iterable[int]) -> Iterator[int]:
 
 
 def environment(pid: int) -> list[bytes]:
-    """`NAME=value` each; empty for a zombie, and for one that we may not look into."""
+    """Return each `NAME=value` of a process; empty for a zombie, and for one that we may not look into."""
     try:
         return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -315,7 +316,7 @@ def _kernel_address(address: str) -> str | None:
 
 
 def listener_owner(port: int) -> str | None:
-    """`PID command` of the listener on a port; None without one, `another user's process` when hidden."""
+    """Return `PID command` of the listener on a port; None without one, `another user's process` when hidden."""
     inodes = listeners(port)
     if not inodes:
         return None

@@ -132,7 +132,7 @@ class _Lines(io.RawIOBase):
         return len(data)
 
     def rest(self) -> None:
-        """A line without an end is written too."""
+        """Write a line that has no end, too."""
         rest, self._partial = self._partial, b""
         if rest:
             self._queued_stream.put(self._descriptor, rest)

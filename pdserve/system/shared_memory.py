@@ -50,7 +50,7 @@ class SysvSegment(NamedTuple):
 
 
 def segments() -> list[SysvSegment]:
-    """All that exist; none on a kernel without SysV shared memory."""
+    """Return all SysV segments that exist; none on a kernel without SysV shared memory."""
     try:
         header, *lines = _TABLE.read_text().splitlines()
     except (OSError, ValueError):
@@ -150,7 +150,7 @@ class _Segment(NamedTuple):
 
     @property
     def key(self) -> str | int:
-        """Stays the same when it is renamed or changed."""
+        """Return what stays the same when the segment is renamed or changed."""
         return self.mark if self.sysv is None else self.name
 
     def among(self, inodes: Container[int]) -> bool:
@@ -283,7 +283,7 @@ class ShmLedger:
 
 
 def segment_marks() -> dict[str, int]:
-    """Every segment that there is now -> what makes it another one than a later one of the same name."""
+    """Return, for every segment that there is now, what makes it another one than a later one of the same name."""
     return {segment.name: segment.mark for segment in _existing_segments()}
 
 

@@ -91,7 +91,7 @@ def hear_stops(asked: Asked) -> None:
 
 
 def run_to_its_end(main: Coroutine[Any, Any, _T]) -> _T:
-    """asyncio.run, in which the first signal cancels `main`, so that it stops what it has started.
+    """Do asyncio.run, in which the first signal cancels `main`, so that it stops what it has started.
 
     Then raises KeyboardInterrupt after a Ctrl-C, else SystemExit with 128 + the signal, also where `main` had failed by
     then. A second signal does nothing: it would interrupt the cleaning up.

@@ -224,8 +224,9 @@ def engines_that_offload(plan: Plan) -> tuple[str, ...]:
 
 
 async def prove_pool_stored(target: Target, trials: Trials) -> Outcome:
-    """Every key counts a block of one worker and one KV group. A hybrid model stores fewer blocks of some groups, and
-    more than one key for others: less than a key a block is not proven, none at all is a failure."""
+    """Prove that a Mooncake store has taken the prompts. Every key counts a block of one worker and one KV group. A
+    hybrid model stores fewer blocks of some groups, and more than one key for others: less than a key a block is not
+    proven, none at all is a failure."""
     engines = [worker for worker in target.producers if worker.name in engines_with_store(target.plan)]
     sizes = [trials.before.engines[worker.name].block_size for worker in engines]
     if not engines or None in sizes:

@@ -301,7 +301,7 @@ async def _settle(
 
 
 async def _nudge_engines(target: Target) -> dict[str, EngineSnapshot]:
-    """Gauges are set by engine steps, and an idle engine makes none: so one token each first."""
+    """Read the engines' figures after one token each: gauges are set by engine steps, and an idle engine makes none."""
     now: dict[str, EngineSnapshot] = {}
     for worker in target.plan.proxy.workers:
         await target.nudge(worker)

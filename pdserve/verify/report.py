@@ -46,7 +46,7 @@ class Report(BaseModel):
 
     @property
     def exit_code(self) -> int:
-        """0, or the exit code of what `raise_for_status` raises."""
+        """Return 0, or the exit code of what `raise_for_status` raises."""
         if self.having("failed"):
             return VerifyError.exit_code
         return NotProvenError.exit_code if self.having("not-proven") else 0

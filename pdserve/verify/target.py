@@ -206,7 +206,7 @@ class Target:
         return answer
 
     async def nudge(self, worker: WorkerConfig) -> None:
-        """One token from one engine: an idle engine makes no steps, and steps set gauges and release blocks."""
+        """Ask one engine for one token: an idle engine makes no steps, and steps set gauges and release blocks."""
         await self.complete(worker.url, _NUDGE_PROMPT, salt=self.salt("nudge"), max_tokens=1)
 
     def body(self, prompt: tuple[int, ...], *, salt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
@@ -257,7 +257,7 @@ class Target:
 
 
 def describe(error: Exception) -> str:
-    """An exception without a text is shown by its name."""
+    """Describe an exception. One without a text is shown by its name."""
     return str(error) or type(error).__name__
 
 

@@ -24,7 +24,8 @@ _WORDS_A_PIECE = 100
 
 
 async def make_prompts(target: Target, count: int) -> list[tuple[int, ...]]:
-    """`count` different prompts, the same ones on every run. Raises NotProvenError where they do not fit the model."""
+    """Make `count` different prompts, the same ones on every run. Raises NotProvenError where they do not fit the
+    model."""
     length = 2 * target.chunk + _TAIL
     length += 1 - length % 2
     longest = await max_model_len(target)
@@ -50,7 +51,7 @@ def alter_prompt(prompt: tuple[int, ...], other: tuple[int, ...], chunk: int) ->
 
 
 async def make_tokens(target: Target, seed: int, length: int) -> tuple[int, ...]:
-    """`length` tokens of a text that depends on `seed` alone."""
+    """Make `length` tokens of a text that depends on `seed` alone."""
     words = random.Random(seed)  # noqa: S311 - repeatable text, not a secret
     tokens: list[int] = []
     while len(tokens) < length:
@@ -167,7 +168,7 @@ async def run_trials(target: Target) -> Trials:
 
 
 async def _await_counters(target: Target, trials: tuple[Trial, ...], before: Counters) -> Trials:
-    """Engines count a little after they answer: waits for their counters, but not for long."""
+    """Wait for the engines' counters, but not for long: engines count a little after they answer."""
     until = time.monotonic() + _COUNT_SECONDS
     while True:
         done = Trials(trials, before, await read_counters(target))
@@ -203,7 +204,7 @@ async def generate(target: Target, prompt: tuple[int, ...], leg: str) -> Complet
 
 
 async def force(target: Target, prompt: tuple[int, ...], tokens: Sequence[int], leg: str) -> ForcedAnswer:
-    """The reference reads `prompt` and then `tokens`, instead of choosing its own."""
+    """Have the reference read `prompt` and then `tokens`, instead of choosing its own."""
     answer = await target.complete(
         target.reference.url, prompt + tuple(tokens), salt=target.salt(leg), max_tokens=1, prompt_logprobs=1
     )

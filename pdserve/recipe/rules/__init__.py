@@ -95,7 +95,7 @@ _WARNINGS = (
 
 
 def problems(recipe: Recipe) -> list[Problem]:
-    """Everything that makes the recipe impossible."""
+    """Return everything that makes the recipe impossible."""
     return list(chain.from_iterable(rule(recipe) for rule in _RULES))
 
 

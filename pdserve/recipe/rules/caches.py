@@ -30,7 +30,7 @@ _ALLOCATOR_ENV = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_
 
 
 def lmcache_attachment(recipe: Recipe) -> Iterator[Problem]:
-    """`lmcache.on` and the roles' connectors have to agree."""
+    """Check who uses LMCache. `lmcache.on` and the roles' connectors have to agree."""
     section = recipe.lmcache
     names = [name for name, _ in recipe.roles()]
     for name, _, connector in roles(recipe):
@@ -70,7 +70,7 @@ def lmcache_attachment(recipe: Recipe) -> Iterator[Problem]:
 
 
 def lmcache_sizes(recipe: Recipe) -> Iterator[Problem]:
-    """Numbers of the section that depend on each other or on the engines."""
+    """Check numbers of the section that depend on each other or on the engines."""
     section = recipe.lmcache
     if section is None:
         return
@@ -115,7 +115,8 @@ def lmcache_sizes(recipe: Recipe) -> Iterator[Problem]:
 
 
 def lmcache_transfer_modes(recipe: Recipe) -> Iterator[Problem]:
-    """Server and engine must agree on who moves the bytes, or the engine hangs until the message timeout."""
+    """Check the transfer modes. Server and engine must agree on who moves the bytes, or the engine hangs until the
+    message timeout."""
     section = recipe.lmcache
     if section is None:
         return
@@ -143,7 +144,7 @@ def lmcache_transfer_modes(recipe: Recipe) -> Iterator[Problem]:
 
 
 def lmcache_order(recipe: Recipe) -> Iterator[Problem]:
-    """Orders of a multi that fail."""
+    """Refuse orders of a multi that fail."""
     for name, _, connector in roles(recipe):
         if not isinstance(connector, MultiSection) or recipe.lmcache is None:
             continue
@@ -171,7 +172,7 @@ def lmcache_order(recipe: Recipe) -> Iterator[Problem]:
 
 
 def lmcache_prefix_caching(recipe: Recipe) -> Iterator[Problem]:
-    """Engine settings that LMCache cannot live with."""
+    """Refuse engine settings that LMCache cannot live with."""
     for name, role, connector in roles(recipe):
         path = _lmcache_path(name, connector)
         if path is None:
@@ -193,7 +194,7 @@ def lmcache_prefix_caching(recipe: Recipe) -> Iterator[Problem]:
 
 
 def lmcache_device_memory(recipe: Recipe) -> Iterator[Problem]:
-    """Memory that another process cannot map, although LMCache has to."""
+    """Refuse memory that another process cannot map, although LMCache has to."""
     if recipe.platform == "cpu" or recipe.lmcache is None:
         return
     for name, role, connector in roles(recipe):
@@ -217,7 +218,7 @@ def lmcache_device_memory(recipe: Recipe) -> Iterator[Problem]:
 
 
 def lmcache_leases(recipe: Recipe) -> Iterator[Problem]:
-    """A lease that a long queue outlives."""
+    """Warn of a lease that a long queue outlives."""
     if recipe.lmcache is not None and recipe.lmcache.l1_read_ttl_seconds < 3600:
         yield Problem(
             ("lmcache", "l1_read_ttl_seconds"),
@@ -277,15 +278,15 @@ _GIB = 1 << 30
 
 
 def registration_timeouts(recipe: Recipe) -> Iterator[Problem]:
-    """A timeout that is likely too short for the server's L1 and the KV that its engines register.
+    """Warn of a timeout that is likely too short for the server's L1 and the KV that its engines register.
 
-    The rule: one second for each GiB that is pinned or mapped while engines register. That is L1 (what is pinned at
-    the start, where the rest is pinned on demand), and the KV of the workers where the recipe states its size
-    (kv-cache-memory-bytes); weights are not registered and do not count.
-    The source: the published launches on MI355X. On ROCm the server pins L1 in the background and acknowledges no
-    registration while that holds up the opening of the engines' handles. `did not respond to register_kv_caches within
-    300 s` was seen with 1360 GB; the launch with 1200 GB has 1200 s, and those with 2500 GB pin on demand. No rate was
-    measured here. Such a stall is not reported from CUDA, and on a CPU nothing is pinned.
+    The rule: one second for each GiB that is pinned or mapped while engines register. That is L1 (what is pinned at the
+    start, where the rest is pinned on demand), and the KV of the workers where the recipe states its size
+    (kv-cache-memory-bytes); weights are not registered and do not count. The source: the published launches on MI355X.
+    On ROCm the server pins L1 in the background and acknowledges no registration while that holds up the opening of the
+    engines' handles. `did not respond to register_kv_caches within 300 s` was seen with 1360 GB; the launch with 1200
+    GB has 1200 s, and those with 2500 GB pin on demand. No rate was measured here. Such a stall is not reported from
+    CUDA, and on a CPU nothing is pinned.
     """
     section = recipe.lmcache
     if section is None or recipe.platform != "rocm":
@@ -331,7 +332,7 @@ MASTER_FLAGS = {
 
 
 def store_attachment(recipe: Recipe) -> Iterator[Problem]:
-    """The section and the roles' connectors have to agree."""
+    """Check who uses the Mooncake store. The section and the roles' connectors have to agree."""
     users = [name for name, _, connector in roles(recipe) if uses_store(connector)]
     if recipe.mooncake_store is not None and not users:
         yield Problem(
@@ -365,7 +366,7 @@ def store_attachment(recipe: Recipe) -> Iterator[Problem]:
 
 
 def store_master_flags(recipe: Recipe) -> Iterator[Problem]:
-    """Flags of the master that pdserve sets itself."""
+    """Refuse flags of the master that pdserve sets itself."""
     if recipe.mooncake_store is None:
         return
     for flag in recipe.mooncake_store.extra_args:
@@ -378,7 +379,8 @@ def store_master_flags(recipe: Recipe) -> Iterator[Problem]:
 
 
 def single_cache(recipe: Recipe) -> Iterator[Problem]:
-    """Two children that keep the same KV: every prompt is stored twice, and only the first one that has it loads."""
+    """Refuse two children that keep the same KV: every prompt is stored twice, and only the first one that has it
+    loads."""
     for name, _, connector in roles(recipe):
         if not isinstance(connector, MultiSection):
             continue
@@ -393,7 +395,7 @@ def single_cache(recipe: Recipe) -> Iterator[Problem]:
 
 
 def store_prefix_caching(recipe: Recipe) -> Iterator[Problem]:
-    """The other caches' rule; LMCache has its own words for it."""
+    """Refuse a cache of KV without the engines' prefix caching. LMCache has a rule of its own for that."""
     for name, role, connector in roles(recipe):
         kinds = [leaf.kind for leaf in sections(connector) if leaf.ABOUT.caches and not leaf.ABOUT.attaches_lmcache]
         if kinds and args_of(recipe, role).get("enable-prefix-caching") is False:

@@ -30,7 +30,8 @@ _MUST_AGREE = {
 
 
 def transfer_path(recipe: Recipe) -> Iterator[Problem]:
-    """Prefill and decode need exactly one way to each other; an aggregated engine needs none."""
+    """Check the way from prefill to decode. Prefill and decode need exactly one way to each other; an aggregated engine
+    needs none."""
     for name, _, connector in roles(recipe):
         path = (name, "connector")
         transfers = transfers_of(connector)
@@ -170,7 +171,7 @@ _TOP_LEVEL_ONLY = {
 
 
 def raw_children(recipe: Recipe) -> Iterator[Problem]:
-    """Keys that vLLM ignores or refuses in a child of a raw MultiConnector."""
+    """Refuse keys that vLLM ignores or refuses in a child of a raw MultiConnector."""
     for name, _, connector in roles(recipe):
         if isinstance(connector, RawSection):
             for path, child in child_mappings(connector.config):
@@ -180,7 +181,7 @@ def raw_children(recipe: Recipe) -> Iterator[Problem]:
 
 
 def refused_connectors(recipe: Recipe) -> Iterator[Problem]:
-    """Raw connectors that lose or corrupt KV."""
+    """Refuse raw connectors that lose or corrupt KV."""
     for name, _, connector in roles(recipe):
         if not isinstance(connector, RawSection):
             continue  # a section is refused, or accepted, by the rules of its kind
@@ -190,7 +191,7 @@ def refused_connectors(recipe: Recipe) -> Iterator[Problem]:
 
 
 def unverified_connectors(recipe: Recipe) -> Iterator[Problem]:
-    """Connectors that nothing was checked about, or that rarely work where they are."""
+    """Warn of connectors that nothing was checked about, or that rarely work where they are."""
     for name, _, connector in roles(recipe):
         path: Path = (name, "connector")
         if isinstance(connector, RawSection):
@@ -258,7 +259,7 @@ def moriio_acceptance(recipe: Recipe) -> Iterator[Problem]:
 
 
 def moriio_limits(recipe: Recipe) -> Iterator[Problem]:
-    """Values of the recipe that end a transfer before the proxy has ended its request."""
+    """Refuse values of the recipe that end a transfer before the proxy has ended its request."""
     request = recipe.proxy.request_timeout_seconds
     least = request + ABORT_SECONDS
     for used in _moriio_uses(recipe):
@@ -297,7 +298,8 @@ def moriio_proxy(recipe: Recipe) -> Iterator[Problem]:
 
 
 def moriio_layout(recipe: Recipe) -> Iterator[Problem]:
-    """Tensor parallelism within one node, of the same size on both sides, is all that its ports allow."""
+    """Check the layout of MoRI-IO: tensor parallelism within one node, of the same size on both sides, is all that its
+    ports allow."""
     used = list(_moriio_uses(recipe))
     for one in used:
         parallel = one.role.parallel
@@ -338,7 +340,7 @@ def moriio_decode_caches(recipe: Recipe) -> Iterator[Problem]:
 
 
 def moriio_restarts(recipe: Recipe) -> Iterator[Problem]:
-    """A prefill that comes back."""
+    """Refuse a prefill that comes back beside MoRI-IO."""
     for used in _moriio_uses(recipe):
         if used.name == "prefill" and restart_of(used.name, used.role, used.section).policy != "never":
             path = ("prefill", "restart", "policy")

@@ -31,7 +31,7 @@ _UTILIZATION = ("gpu-memory-utilization", "device-memory-utilization")
 
 
 def owned_flags(recipe: Recipe) -> Iterator[Problem]:
-    """Flags that pdserve sets itself, and flags that blind it."""
+    """Refuse flags that pdserve sets itself, and flags that blind it."""
     for section, args in _sections(recipe, "args"):
         for flag, value in args.items():
             path = (section, "args", flag)
@@ -52,7 +52,7 @@ def owned_flags(recipe: Recipe) -> Iterator[Problem]:
 
 
 def conditional_flags(recipe: Recipe) -> Iterator[Problem]:
-    """Flags that pdserve sets itself in some recipes."""
+    """Refuse flags that pdserve sets itself in some recipes."""
     reported: set[Path] = set()
     for name, role in recipe.roles():
         for flag in args_of(recipe, role):
@@ -65,7 +65,7 @@ def conditional_flags(recipe: Recipe) -> Iterator[Problem]:
 
 
 def owned_variables(recipe: Recipe) -> Iterator[Problem]:
-    """Variables that pdserve sets itself."""
+    """Refuse variables that pdserve sets itself."""
     for section, env in _sections(recipe, "env"):
         for variable in env:
             path = (section, "env", variable)
@@ -74,7 +74,7 @@ def owned_variables(recipe: Recipe) -> Iterator[Problem]:
 
 
 def unknown_flags(recipe: Recipe) -> Iterator[Problem]:
-    """Flags that the vLLM this was written against does not have."""
+    """Warn of flags that the vLLM this was written against does not have."""
     for section, args in _sections(recipe, "args"):
         for flag, value in args.items():
             if flag in known_flags() or value is None:
@@ -88,8 +88,8 @@ def unknown_flags(recipe: Recipe) -> Iterator[Problem]:
 
 
 def unknown_variables(recipe: Recipe) -> Iterator[Problem]:
-    """Variables that the vLLM this was written against does not read: it logs a warning, and runs as if they were not
-    set. The names of `environment_variables` in its envs.py are in vllm_names.py."""
+    """Warn of variables that the vLLM this was written against does not read: it logs a warning, and runs as if they
+    were not set. The names of `environment_variables` in its envs.py are in vllm_names.py."""
     sections = list(_sections(recipe, "env"))
     if recipe.container is not None:
         sections.append(("container", dict(recipe.container.env)))
@@ -105,7 +105,8 @@ def unknown_variables(recipe: Recipe) -> Iterator[Problem]:
 
 
 def memory_utilization(recipe: Recipe) -> Iterator[Problem]:
-    """A part of the device's memory, which vLLM refuses only after its imports (`gt=0, le=1` in config/cache.py)."""
+    """Refuse what is no part of the device's memory: vLLM refuses it only after its imports (`gt=0, le=1` in
+    config/cache.py)."""
     for section, args in _sections(recipe, "args"):
         for flag in _UTILIZATION:
             value = args.get(flag)
@@ -146,7 +147,7 @@ def _sections(recipe: Recipe, key: str) -> Iterator[tuple[str, dict[str, object]
 
 
 def weight_loading(recipe: Recipe) -> Iterator[Problem]:
-    """A weight compares children of a multi; it has no meaning for a connector alone."""
+    """Refuse the weight of a connector alone: weights compare children of a multi."""
     for name, _, connector in roles(recipe):
         if connector is None or isinstance(connector, MultiSection | RawSection) or connector.load_weight is None:
             continue
@@ -158,7 +159,7 @@ def weight_loading(recipe: Recipe) -> Iterator[Problem]:
 
 
 def load_caps(recipe: Recipe) -> Iterator[Problem]:
-    """A cap below one chunk, or below the minimum, means that nothing is ever loaded."""
+    """Check the caps of loads. A cap below one chunk, or below the minimum, means that nothing is ever loaded."""
     chunk = recipe.lmcache.chunk_size if recipe.lmcache is not None else None
     for name, role, connector in roles(recipe):
         for path, leaf in _lmcache_leaves(name, connector):
@@ -180,7 +181,7 @@ def load_caps(recipe: Recipe) -> Iterator[Problem]:
 
 
 def load_cap_switches(recipe: Recipe) -> Iterator[Problem]:
-    """The environment's way to set the cap."""
+    """Refuse the environment's way to set the cap."""
     for section in ("engine", *ENGINE_ROLES):
         env = getattr(getattr(recipe, section), "env", {})
         value = env.get(LOAD_CAP_SWITCH)
@@ -189,7 +190,7 @@ def load_cap_switches(recipe: Recipe) -> Iterator[Problem]:
 
 
 def load_timeouts(recipe: Recipe) -> Iterator[Problem]:
-    """A timeout of loads needs a connector whose settings are ours."""
+    """Check the timeouts of loads. A timeout of loads needs a connector whose settings are ours."""
     for name, role, connector in roles(recipe):
         if role.load_timeout_seconds is None:
             continue
@@ -205,7 +206,7 @@ def load_timeouts(recipe: Recipe) -> Iterator[Problem]:
 
 
 def uneven_load_caps(recipe: Recipe) -> Iterator[Problem]:
-    """A cap that is rounded."""
+    """Warn of a cap that is rounded."""
     chunk = recipe.lmcache.chunk_size if recipe.lmcache is not None else None
     for name, _, connector in roles(recipe):
         for path, leaf in _lmcache_leaves(name, connector):
@@ -233,7 +234,7 @@ _IDLE = ("LMCACHE_ROCM_MP_BLOCK_FALLBACK", "LMCACHE_ROCM_MP_BLOCK_FALLBACK_DTYPE
 
 
 def rocm_switches(recipe: Recipe) -> Iterator[Problem]:
-    """Variables that ask for patches of the LMCache server (plan/patching.py)."""
+    """Check variables that ask for patches of the LMCache server (plan/patching.py)."""
     for section in ("engine", *ENGINE_ROLES):
         for variable in getattr(getattr(recipe, section), "env", {}):
             if variable in (_ON_OFF, _STEP, *_IDLE):
@@ -278,7 +279,8 @@ _CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
 
 
 def unpinned_model(recipe: Recipe) -> Iterator[Problem]:
-    """A branch or a tag may mean another commit on the next node, or at the next start."""
+    """Warn of a model without a commit: a branch or a tag may mean another commit on the next node, or at the next
+    start."""
     revision = recipe.model.revision
     if effective.downloads(recipe) and not _COMMIT.fullmatch(revision or ""):
         yield Problem(
@@ -306,7 +308,7 @@ def unpinned_drafts(recipe: Recipe) -> Iterator[Problem]:
 
 
 def lost_weights_cache(recipe: Recipe) -> Iterator[Problem]:
-    """Inside a container the home is made anew for each run."""
+    """Warn of weights that are lost with a container. Inside a container the home is made anew for each run."""
     if recipe.container is None:
         return
     for name, role in recipe.roles():

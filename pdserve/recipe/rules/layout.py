@@ -19,7 +19,7 @@ _CLAUSE = re.compile(r"^\s*(~=|===?|!=|<=|>=|<|>)\s*[0-9A-Za-z][0-9A-Za-z.*+!_-]
 
 
 def unused_roles(recipe: Recipe) -> Iterator[Problem]:
-    """A role section that the mode does not use would be ignored without a word."""
+    """Refuse a role section that the mode does not use: it would be ignored without a word."""
     unused = ("prefill", "decode") if recipe.mode == "aggregated" else ("aggregated",)
     for name in unused:
         if getattr(recipe, name) is not None:
@@ -32,7 +32,7 @@ def unused_roles(recipe: Recipe) -> Iterator[Problem]:
 
 
 def model_source(recipe: Recipe) -> Iterator[Problem]:
-    """Exactly one of path and id."""
+    """Check that there is exactly one of path and id."""
     path, id_ = recipe.model.path, recipe.model.id
     if path is None and id_ is None:
         yield Problem(("model",), "neither path nor id is set", "set model.path (a folder) or model.id", write=_MODEL)
@@ -51,7 +51,7 @@ def model_source(recipe: Recipe) -> Iterator[Problem]:
 
 
 def device_placement(recipe: Recipe) -> Iterator[Problem]:
-    """Parallelism, and device lists that can fit no node."""
+    """Refuse parallelism, and device lists, that can fit no node."""
     if recipe.platform == "cpu" and recipe.devices_per_node:
         yield Problem(("devices_per_node",), "a CPU node has no devices", "remove it", also=(("platform",),))
     for name, role in recipe.roles():
@@ -112,14 +112,14 @@ def _devices(recipe: Recipe, name: str, devices: list[int], instances: int, para
 
 
 def _as_many(path: Path, count: int, per_node: int) -> Line | None:
-    """The first devices of a node, where so many are on one."""
+    """Return the first devices of a node, where so many are on one."""
     fits = count <= (per_node or count) and count <= 64
     return Line(path, str([*range(count)]), example=True) if fits else None
 
 
 def shared_devices(recipe: Recipe) -> Iterator[Problem]:
-    """Two instances that name the same device need two nodes, although there is room on one. Not where they need
-    several in any case."""
+    """Warn of two instances that name the same device: they need two nodes, although there is room on one. Not where
+    they need several in any case."""
     needed = sum(role.instances * role.parallel.workers for _, role in recipe.roles())
     several = recipe.devices_per_node and needed > recipe.devices_per_node
     if several or (recipe.slurm.nodes or 1) > 1 or any(role.parallel.nodes > 1 for _, role in recipe.roles()):
@@ -140,7 +140,7 @@ def shared_devices(recipe: Recipe) -> Iterator[Problem]:
 
 
 def version_ranges(recipe: Recipe) -> Iterator[Problem]:
-    """Version ranges that no version could ever be compared with."""
+    """Refuse version ranges that no version could ever be compared with."""
     for package, ranges in recipe.requires.items():
         if not all(_CLAUSE.match(clause) for clause in ranges.split(",")):
             yield Problem(
@@ -174,7 +174,8 @@ def development_endpoints(recipe: Recipe) -> Iterator[Problem]:
 
 
 def load_balancing(recipe: Recipe) -> Iterator[Problem]:
-    """API servers for a part of the ranks: that there are ranks to divide, and that each server gets whole ones."""
+    """Check API servers for a part of the ranks: that there are ranks to divide, and that each server gets whole
+    ones."""
     for name, role in recipe.roles():
         if role.parallel.load_balancing != "internal":
             yield from _rank_problems((name, "parallel"), role.parallel)
@@ -211,7 +212,8 @@ def _rank_problems(where: Path, parallel: Parallel) -> Iterator[Problem]:
 
 
 def data_parallel_caches(recipe: Recipe) -> Iterator[Problem]:
-    """An LMCache server counts the workers of whole instances, and each API server looks up for its own ranks."""
+    """Refuse LMCache beside several API servers of an instance: an LMCache server counts the workers of whole
+    instances, and each API server looks up for its own ranks."""
     if recipe.lmcache is None:
         return
     for name, role in recipe.roles():
@@ -259,7 +261,7 @@ _BLOCK_SIZE = "block-size"
 
 
 def pipeline_parallel(recipe: Recipe) -> Iterator[Problem]:
-    """Stages on a side of NIXL."""
+    """Refuse pipeline stages on a side of NIXL."""
     for name, role, connector in roles(recipe):
         pp = role.parallel.pp
         if pp > 1 and isinstance(first_transfer_of(connector), NixlSection):
@@ -295,7 +297,7 @@ def block_sizes(recipe: Recipe) -> Iterator[Problem]:
 
 
 def uneven_blocks(recipe: Recipe) -> Iterator[Problem]:
-    """NIXL with blocks that vLLM may not be able to divide."""
+    """Warn of NIXL with blocks that vLLM may not be able to divide."""
     if recipe.mode == "aggregated":
         return
     (_, prefill_role, prefill), (_, decode_role, decode) = roles(recipe)

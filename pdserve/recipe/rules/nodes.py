@@ -78,7 +78,7 @@ def _cidr(text: str, path: Path) -> Iterator[Problem]:
 
 
 def excluded_nodes(recipe: Recipe) -> Iterator[Problem]:
-    """Node names that are none, and names that are there twice."""
+    """Refuse node names that are none, and names that are there twice."""
     yield from names_problems(recipe.exclude_nodes, ("exclude_nodes",))
 
 
@@ -92,7 +92,8 @@ def names_problems(names: list[str], path: Path) -> Iterator[Problem]:
 
 
 def agent_lease(recipe: Recipe) -> Iterator[Problem]:
-    """A lease that ends before the launcher notices the silence: processes that still count as alive would stop."""
+    """Refuse a lease that ends before the launcher notices the silence: processes that still count as alive would
+    stop."""
     times = recipe.timeouts
     if times.agent_lease_seconds < times.heartbeat_seconds:
         yield Problem(
@@ -106,7 +107,7 @@ def agent_lease(recipe: Recipe) -> Iterator[Problem]:
 
 
 def slurm_job(recipe: Recipe) -> Iterator[Problem]:
-    """Values that sbatch would misread, and options that pdserve sets itself."""
+    """Refuse values that sbatch would misread, and options that pdserve sets itself."""
     section = recipe.slurm
     if section.time is not None and not _TIME.fullmatch(section.time):
         yield Problem(
@@ -348,7 +349,7 @@ _LOCAL = re.compile(r"\.{0,2}/|~|\.{1,2}$")
 
 
 def tilde_paths(recipe: Recipe) -> Iterator[Problem]:
-    """A path of the recipe itself that begins with `~`, or was so in the file that it extends."""
+    """Refuse a path of the recipe itself that begins with `~`, or did so in the file that it extends."""
     document = recipe.model_dump(by_alias=True)
     for path in _OURS:
         value = _value_at(document, path)
@@ -371,7 +372,7 @@ def unexpanded_tildes(recipe: Recipe) -> Iterator[Problem]:
 
 
 def local_model_id(recipe: Recipe) -> Iterator[Problem]:
-    """A folder as an id would be neither looked for on the nodes nor made absolute."""
+    """Refuse a folder as an id: it would be neither looked for on the nodes nor made absolute."""
     name = recipe.model.id
     if name is not None and _LOCAL.match(name):
         yield Problem(

@@ -18,7 +18,7 @@ _KNOWS_PREFIXES = ("prefix_aware", "kv_events")
 
 
 def admission_pools(recipe: Recipe) -> Iterator[Problem]:
-    """Settings of a pool that the mode does not have would be ignored without a word."""
+    """Refuse settings of a pool that the mode does not have: they would be ignored without a word."""
     proxy = recipe.proxy
     there = [name for name, _ in recipe.roles()]
     for section, settings in (("routing", proxy.routing), ("admission", proxy.admission)):
@@ -48,7 +48,7 @@ def admission_pools(recipe: Recipe) -> Iterator[Problem]:
 
 
 def conditional_routing(recipe: Recipe) -> Iterator[Problem]:
-    """Conditions that are never met, and sessions that nothing names."""
+    """Refuse conditions that are never met, and sessions that nothing names."""
     routing = recipe.proxy.routing
     conditional, affinity = routing.conditional, routing.affinity
     path = ("proxy", "routing", "conditional")
@@ -69,7 +69,7 @@ def conditional_routing(recipe: Recipe) -> Iterator[Problem]:
 
 
 def kv_event_policies(recipe: Recipe) -> Iterator[Problem]:
-    """A policy that listens to engines which publish nothing."""
+    """Refuse a policy that listens to engines which publish nothing."""
     flag = "enable-prefix-caching"
     for name, role, _ in roles(recipe):
         if policy_of(recipe, name) != "kv_events":
@@ -89,7 +89,7 @@ def kv_event_policies(recipe: Recipe) -> Iterator[Problem]:
 
 
 def proxy_times(recipe: Recipe) -> Iterator[Problem]:
-    """A time within a shorter one."""
+    """Refuse a time within a shorter one."""
     proxy = recipe.proxy
     if proxy.health.timeout_seconds > proxy.health.interval_seconds:
         yield Problem(
@@ -119,7 +119,7 @@ def proxy_times(recipe: Recipe) -> Iterator[Problem]:
 
 
 def admin_access(recipe: Recipe) -> Iterator[Problem]:
-    """Admin endpoints without a place, with two, or open to every client."""
+    """Refuse admin endpoints without a place, with two, or open to every client."""
     settings = recipe.proxy.admin
     if settings is None:
         return
@@ -138,7 +138,7 @@ def admin_access(recipe: Recipe) -> Iterator[Problem]:
 
 
 def upstream_tls(recipe: Recipe) -> Iterator[Problem]:
-    """TLS that no connection would use, or half of a certificate."""
+    """Refuse TLS that no connection would use, or half of a certificate."""
     settings = recipe.proxy.upstream_tls
     if settings is None:
         return
@@ -210,7 +210,7 @@ def router_mode(recipe: Recipe) -> Iterator[Problem]:
 
 
 def router_settings(recipe: Recipe) -> Iterator[Problem]:
-    """Keys that only pdserve's own proxy reads, and values that the router cannot take."""
+    """Refuse keys that only pdserve's own proxy reads, and values that the router cannot take."""
     proxy = recipe.proxy
     if proxy.kind != VLLM_ROUTER:
         return
@@ -293,7 +293,7 @@ class _Blocks:
 
 
 def port_clashes(recipe: Recipe) -> Iterator[Problem]:
-    """Two kinds of port whose ranges meet, and ranges that leave the port space."""
+    """Refuse two kinds of port whose ranges meet, and ranges that leave the port space."""
     ranges = list(_ranges(recipe)) if _on_one_node(recipe) else []
     for r in ranges:
         if r.last > 65535:
@@ -367,13 +367,14 @@ def _port_count(some: Sequence[_Blocks]) -> int:
 
 
 def _in_turn(some: Sequence[_Blocks]) -> int:
-    """Ports from the first to the last, where the roles take blocks of the largest size in turn (plan/ports.py)."""
+    """Return the ports from the first to the last, where the roles take blocks of the largest size in turn
+    (plan/ports.py)."""
     size = max(each.size for each in some)
     return max(((each.count - 1) * len(some) + turn) * size + each.size for turn, each in enumerate(some))
 
 
 def _free_place(moved: _Range, ranges: list[_Range]) -> Line | None:
-    """The nearest place above for a range that meets another one."""
+    """Return the nearest place above for a range that meets another one."""
     others = [r for r in ranges if r is not moved]
     for first in sorted(r.last + 1 for r in others if r.last >= moved.first):
         last = first + moved.count - 1

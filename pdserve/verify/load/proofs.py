@@ -151,7 +151,8 @@ async def prove_output(target: Target, schedule: Schedule, traffic: Traffic, com
 
 
 async def _output_control(target: Target, schedule: Schedule, trials: dict[int, Trial]) -> _Distance:
-    """The shortest prompt with the first chunk of another group: its answer must be another one."""
+    """Measure how far an answer is from that to another prompt: the shortest prompt with the first chunk of another
+    group must have another answer."""
     shortest = min(trials.values(), key=lambda trial: len(trial.prompt))
     other = next(
         prefix
@@ -303,7 +304,8 @@ _COMPUTED_A_REQUEST = 2 * ALWAYS_RECOMPUTED
 
 
 def answers_claim(target: Target) -> str:
-    """vllm-router does not count second attempts: nothing is claimed of them there."""
+    """Return the claim of the proof of answers. vllm-router does not count second attempts: nothing is claimed of them
+    there."""
     return f"{_ANSWERED}." if target.through_router else f"{_ANSWERED}, and none of them needed a second attempt."
 
 
@@ -440,8 +442,8 @@ async def prove_clean(target: Target, before: Mapping[str, EngineSnapshot]) -> O
 
 
 async def _locked_chunks(target: Target) -> int | None:
-    """Chunks that LMCache keeps locked for a load, after some patience. None: a server does not report them, and the
-    others hold none."""
+    """Count the chunks that LMCache keeps locked for a load, after some patience. None: a server does not report them,
+    and the others hold none."""
     until = time.monotonic() + _UNLOCK_SECONDS
     while True:
         servers = [await lmcache_snapshot(server.http_url, target.client) for server in target.plan.lmcache]
@@ -478,7 +480,8 @@ async def run_load(
     on_proof: OnProof | None = None,
     on_window: OnWindow | None = None,
 ) -> LoadReport:
-    """Never raises for what it sees: see Report.raise_for_status. `on_window` hears of each window once it was sent.
+    """Run a load and its proofs. Never raises for what it sees: see Report.raise_for_status. `on_window` hears of each
+    window once it was sent.
 
     The deployment may serve others meanwhile; proofs that need it quiet then are not-proven, or fail.
     """
@@ -529,5 +532,5 @@ def _applicable_proofs(target: Target) -> list[tuple[str, str, Prove]]:
 
 
 def _keeps_kv(plan: Plan) -> bool:
-    """Outside of the engines' own prefix caches."""
+    """Tell whether KV is kept outside of the engines' own prefix caches."""
     return bool(plan.lmcache or engines_with_store(plan) or engines_that_offload(plan))

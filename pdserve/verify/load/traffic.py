@@ -148,7 +148,7 @@ def _unit(target: Target, engines: Snapshots) -> int | None:
 
 
 def _piece(target: Target, engine: str, block: int | None) -> int | None:
-    """vLLM's own offloading moves several blocks as one, if told to."""
+    """Return the tokens that an engine moves as one: vLLM's own offloading moves several blocks so, if told to."""
     several = None
     if engine in cache.engines_that_offload(target.plan):
         several = _BLOCKS.search(" ".join(target.plan.process(engine).argv))
@@ -181,7 +181,7 @@ def _others(growth: Mapping[str, _Growth], tokens: int) -> int:
 
 
 def _engine(growth: Mapping[str, _Growth], tokens: int) -> str | None:
-    """The only one that counted a whole prompt of so many tokens."""
+    """Return the only engine that counted a whole prompt of so many tokens."""
     names = [name for name, each in growth.items() if each.prompts >= tokens]
     return names[0] if len(names) == 1 else None
 
@@ -309,7 +309,7 @@ async def send(
 async def _send_alone(
     target: Target, schedule: Schedule, numbers: range, prefixes: Prefixes, until: float | None
 ) -> tuple[tuple[RequestOutcome, ...], tuple[PrefixReload, ...]]:
-    """One after the other, up to the first that is not answered: the load goes on with the others."""
+    """Send one request after the other, up to the first that is not answered: the load goes on with the others."""
     served, reloads = [], []
     for number in numbers:
         if until is not None and time.monotonic() >= until:
