@@ -44,7 +44,7 @@ class EvalSettings:
 
 
 class EvalVerdict(BaseModel):
-    """Kept as verdict.json beside the harness's own results."""
+    """Holds the verdict on one task. It is kept as verdict.json beside the harness's own results."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -206,7 +206,7 @@ class FigureChange(Frozen):
 
 
 class Comparison(Frozen):
-    """All of it, in the order in which it is read."""
+    """Holds all of a comparison, in the order in which it is read."""
 
     differences: tuple[Difference, ...]
     changes: tuple[FigureChange, ...]
@@ -239,7 +239,7 @@ def count_changes(changes: Sequence[FigureChange], where: str = "") -> str:
 
 
 def shown_groups(changes: Sequence[FigureChange]) -> Mapping[Group, Sequence[FigureChange]]:
-    """Return the changes of a load by their groups, as a table has them: without those of `zeros`."""
+    """Return the changes of a load by their groups, as a table has them: without those that are 0 on both sides."""
     groups: dict[Group, list[FigureChange]] = {}
     for change in changes:
         if not change.zero:

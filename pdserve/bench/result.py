@@ -58,7 +58,7 @@ class Provenance(Frozen):
 
 
 class Window(Frozen):
-    """Our own figures over the same window: what each role counted between the two readings."""
+    """Holds our own figures over the same window."""
 
     prefill: Mapping[str, float] = {}
     """The figures of prefill; in mode aggregated, of all engines."""

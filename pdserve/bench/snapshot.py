@@ -157,7 +157,7 @@ class Clocks(Frozen):
 
 
 class DeploymentSnapshot(Frozen):
-    """All of a deployment at a moment."""
+    """Holds all that is read of a deployment at a moment."""
 
     clocks: Clocks
     run_id: str

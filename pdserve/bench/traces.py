@@ -111,7 +111,7 @@ _AnyRow = TypeVar("_AnyRow", bound=BaseModel)
 
 @dataclass(frozen=True)
 class TraceLine:
-    """Read as JSON."""
+    """Holds a line, read as JSON."""
 
     place: str
     """`trace.jsonl:7`."""

@@ -20,7 +20,8 @@ _COUNTED = "pdserve_unread_prompt"
 
 
 class MoRIIOConnector(upstream.MoRIIOConnector):  # type: ignore[misc]  # vllm is not there when types are checked
-    """Upstream's, which in READ mode counts a prompt as external only when the request says where its KV is."""
+    """Is upstream's connector, which in READ mode counts a prompt as external only when the request says where its KV
+    is."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)

@@ -161,7 +161,7 @@ NAME = SELECTION.name
 
 
 class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is not there when types are checked
-    """Upstream's MultiConnector with another choice of the child that loads."""
+    """Is upstream's MultiConnector with another choice of the child that loads."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)

@@ -52,7 +52,7 @@ class LiveFigures:
 
 @dataclass(frozen=True)
 class RunRecords:
-    """Everything but the logs, which are read one by one because they may be long."""
+    """Holds everything of a run but the logs, which are read one by one because they may be long."""
 
     run_dir: str
     phase: str

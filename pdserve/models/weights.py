@@ -82,7 +82,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Bytes:
-    """A range; both ends are equal where all is known."""
+    """Is a range of bytes; both ends are equal where all is known."""
 
     low: int
     high: int

@@ -144,7 +144,7 @@ _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds, estimated from the buckets of a histogram. None: nothing was observed."""
+    """Holds quantiles in seconds, estimated from the buckets of a histogram. None: nothing was observed."""
 
     count: int
     p50: float | None

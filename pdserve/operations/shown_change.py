@@ -21,7 +21,8 @@ from pdserve.run.directory import RunDir, home
 
 
 class ShownChange(Frozen):
-    """Names of processes, in plan order. What has done its one thing and ended, as a download, is in none."""
+    """Holds the names of processes that a change starts, restarts, stops or leaves, in plan order. What has done its
+    one thing and ended, as a download, is in none."""
 
     run: str
     """The directory of the run."""

@@ -13,7 +13,7 @@ from pdserve.roles import ProcessRole, is_engine
 
 
 class HttpProbe(Frozen):
-    """Ready when GET `path` on the process's own listening socket answers 200 with a body that contains
+    """Is passed when GET `path` on the process's own listening socket answers 200 with a body that contains
     `body_contains` (if given)."""
 
     kind: Literal["http"] = "http"
@@ -26,8 +26,8 @@ class HttpProbe(Frozen):
 
 
 class LmcacheProbe(Frozen):
-    """Ready when /healthcheck is 200 AND /config names our instance id: a stale server on the port also
-    answers 200 while ours is still dying."""
+    """Is passed when /healthcheck is 200 AND /config names our instance id: a stale server on the port also answers 200
+    while ours is still dying."""
 
     kind: Literal["lmcache"] = "lmcache"
     host: str
@@ -36,7 +36,7 @@ class LmcacheProbe(Frozen):
 
 
 class ExitProbe(Frozen):
-    """Ready when a process that does one thing has ended with code 0. Any other end is a death."""
+    """Is passed when a process that does one thing has ended with code 0. Any other end is a death."""
 
     kind: Literal["exit"] = "exit"
 

@@ -31,8 +31,9 @@ def expand_nodelist(nodelist: str, *, where: str = "nodelist") -> tuple[str, ...
 
 
 def fold_nodelist(names: Sequence[str]) -> str:
-    """Return a nodelist that `expand` reads back as exactly `names`, as sbatch takes it for --nodelist and --exclude:
-    one bracket at most, at the end of a name. Raises PreflightError for a name that is none, or is there twice."""
+    """Return a nodelist that `expand_nodelist` reads back as exactly `names`, as sbatch takes it for --nodelist and
+    --exclude: one bracket at most, at the end of a name. Raises PreflightError for a name that is none, or is there
+    twice."""
     parts: list[str] = []
     for prefix, group in itertools.groupby(names, key=_text_before_number):
         members = list(group)
@@ -159,7 +160,7 @@ def _text_before_number(name: str) -> str | None:
 
 
 def _ranges(numbers: Sequence[str]) -> Iterator[str]:
-    """Runs of consecutive numbers, as `expand` counts them."""
+    """Yield runs of consecutive numbers, as `expand_nodelist` counts them."""
     first = last = numbers[0]
     for number in numbers[1:]:
         if number == str(int(last) + 1).zfill(len(first)):

@@ -66,7 +66,7 @@ _STAND_INS: dict[str, Any] = {"schema": 1, "name": "x", "hosts": [{"name": "x"}]
 
 
 class Host(Strict):
-    """Describes one machine."""
+    """One machine."""
 
     name: str = Field(description="The node's name: in `status`, logs and exclude_nodes.")
     ssh: str | None = Field(

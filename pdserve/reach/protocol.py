@@ -160,7 +160,8 @@ class Died(Message):
 
 
 class Late(Message):
-    """Alive, but not ready within its time. Diagnostics were saved before this was sent, if they could be."""
+    """Says that a process lives, but was not ready within its time. Diagnostics were saved before this was sent, if
+    they could be."""
 
     event: Literal["late"] = "late"
     name: str

@@ -15,8 +15,7 @@ class Strict(BaseModel):
 
 
 class SecretRef(Strict):
-    """Refers to a secret by its name: `{secret: NAME}`. It is looked up in the launcher's environment when the process
-    is started.
+    """`{secret: NAME}` names a secret: NAME is looked up in the launcher's environment when the process is started.
 
     Only the name is ever saved, rendered or logged.
     """

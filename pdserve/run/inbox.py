@@ -68,7 +68,7 @@ _REQUESTS: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discrimin
 
 
 class Reply(BaseModel):
-    """`error` is the rendered text of what went wrong; `exit_code` is what the command returns."""
+    """Answers a request. `error` is the rendered text of what went wrong; `exit_code` is what the command returns."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

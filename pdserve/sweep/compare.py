@@ -79,7 +79,7 @@ class PointPair(Frozen):
 
 
 class SweepComparison(Frozen):
-    """All of it, in the order in which it is read."""
+    """Holds all of a comparison of two sweeps, in the order in which it is read."""
 
     differences: tuple[SweepDifference, ...]
     pairs: tuple[PointPair, ...]

@@ -113,7 +113,7 @@ class ArrayFollower:
     """Records of points, by their ids, that were shown or that are older."""
     poll_seconds: float = _POLL_SECONDS
     states: dict[str, SlurmTask] = field(default_factory=dict)
-    """The last known one of each task, by `job_number`."""
+    """The last known state of each task, by the id that Slurm gives it (`17_3`)."""
 
     def until_over(self) -> None:
         """Wait until the arrays are over. Ctrl-C stops the arrays in order, a second one at once; both raise
@@ -191,8 +191,8 @@ def list_unfinished(
     again: Mapping[str, PointRecord] | None = None,
 ) -> list[str]:
     """Return a line for each deployment that a task has left without all of its points: the job, its log, and why.
-    `names`: what each is called; `states`: what Slurm said of tasks, by `job_number`; `again`: by the id of each point
-    that was to be measured again, its record from before."""
+    `names`: what each is called; `states`: what Slurm said of tasks, by the id that Slurm gives each (`17_3`); `again`:
+    by the id of each point that was to be measured again, its record from before."""
     before = again or {}
     lines = []
     arrays = arrays_of(folder)

@@ -188,7 +188,8 @@ def in_session(number: int) -> set[int]:
 
 
 def started_at(process: ProcessId) -> float:
-    """Return the wall-clock seconds, to about a second: the kernel's boot time is in whole ones."""
+    """Return when a process was started, in wall-clock seconds, to about a second: the kernel has the time of the boot
+    in whole seconds."""
     lines = lines_of(_PROC / "stat")
     booted = next(int(line.split()[1]) for line in lines if line.startswith("btime "))
     return booted + process.start_ticks / os.sysconf("SC_CLK_TCK")

@@ -30,7 +30,7 @@ _PREFIX = b"pdserve withdraws "
 
 @dataclass(frozen=True)
 class Withdrawal:
-    """Decode does not want these any more."""
+    """Withdraws pulls. Decode does not want these any more."""
 
     transfers: Mapping[str, str]
     """Decode's request id -> transfer id."""

@@ -25,7 +25,7 @@ _REFUSED: Final = (
 
 
 class AllowedHosts:
-    """Loopback, the names given, and nothing else."""
+    """Allows loopback, the names given, and nothing else."""
 
     def __init__(self, names: Iterable[str], refused: str = _REFUSED) -> None:
         """Allow these names. `refused`: what a request with another name is answered; {shown} is the name and where it

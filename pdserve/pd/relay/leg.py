@@ -61,7 +61,7 @@ class Receiver:
 
 
 class Leg(Sink):
-    """`poke` is called whenever `answer` or `failure` change, and for
+    """Is one request to a worker, and its answer. `poke` is called whenever `answer` or `failure` change, and for
     `reached` if that is waited for."""
 
     __slots__ = (
