@@ -132,7 +132,7 @@ class Prober:
         return await self._http(probe.host, probe.port, "/config", f'"{probe.instance_id}"')
 
     def _stranger(self, port: int) -> str | None:
-        """Return what is wrong with who listens there; None: it is ours."""
+        """Say what is wrong with who listens on a port; None: it is ours."""
         if not (inodes := procfs.listeners(port)):
             return f"nothing listens on port {port}"
         if not procfs.owners(inodes, self._family()):

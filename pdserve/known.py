@@ -389,7 +389,7 @@ class Fact:
 
 
 def facts() -> Iterator[Fact]:
-    """Return all of them: what is refused first."""
+    """Yield all facts that are known of versions: what is refused first."""
     for defect in sorted(DEFECTS, key=lambda each: not each.refuse):
         yield Fact(
             "defect, refused" if defect.refuse else "defect, warned of",

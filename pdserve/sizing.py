@@ -113,7 +113,7 @@ def raise_bits(tensors: tuple[Tensor, ...], bits: int) -> tuple[Tensor, ...]:
 
 
 def assumption(args: Mapping[str, Any], bits: int) -> str:
-    """Return what a reader has to know of the range."""
+    """Say what a reader has to know of the range of the weights."""
     method = args.get("quantization") or "quantization-config"
     return (
         f"weights between all matrices at {bits} bits and as they are stored: vLLM quantizes them while it loads them "

@@ -417,7 +417,7 @@ def _download(hub: Any, cache: Path, folder: CacheFolder, options: Options, repo
 
 
 def _already_there(folder: CacheFolder, options: Options, why: str) -> Revision:
-    """Look, without the hub, whether it is needed at all."""
+    """Look, without the hub, for a model that is complete in the cache folder. Raises DownloadError when it is not."""
     todo = "let the node reach the hub once, copy a cache that is complete, or use model.path"
     commit = folder.commit_of(options.revision)
     if commit is None or not folder.snapshot(commit).is_dir():
@@ -487,8 +487,8 @@ def _lock_cache(folder: CacheFolder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _watch_download(folder: CacheFolder, commit: str, sizes: Mapping[str, int], stall_seconds: float) -> Iterator[None]:
-    """Reports its progress while it runs, measured on the disk, and ends the process when nothing comes any more: the
-    threads of a download cannot be ended."""
+    """Report the progress of a download while it runs, measured on the disk, and ends the process when nothing comes
+    any more: the threads of a download cannot be ended."""
     done, total = threading.Event(), sum(sizes.values())
 
     def watch() -> None:

@@ -104,7 +104,7 @@ def installed_interpreter(environ: Mapping[str, str]) -> str:
 
 
 async def make(environ: Mapping[str, str], show: Show) -> Path:
-    """Makes it, unless it is there. Raises PreflightError."""
+    """Make AIPerf's environment, unless it is there, and return its folder. Raises PreflightError."""
     folder = place(environ)
     with hold_alone(folder):
         if is_made(folder) and (version := _version(folder, environ)) == VERSION:

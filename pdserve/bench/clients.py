@@ -67,7 +67,7 @@ class LoadClient(Protocol):
 
     @property
     def program(self) -> str:
-        """Return the interpreter that runs it."""
+        """Return the interpreter that runs the client."""
 
     @property
     def tokenizer(self) -> str:
@@ -75,20 +75,20 @@ class LoadClient(Protocol):
 
     @property
     def timing(self) -> tuple[str, ...]:
-        """Return how the titles of those processes begin that send and receive: the others may be busy."""
+        """Return how the titles begin of the processes that send and receive: the others may be busy."""
 
     def prepare(self, run: ClientRun) -> list[str]:
-        """Write the files that it needs, without secrets; return its command line. Raises OSError."""
+        """Write the files that the client needs, without secrets; return its command line."""
 
     def environment(self, run: ClientRun, environ: Mapping[str, str], key: str) -> dict[str, str]:
-        """Return its environment. The key of the deployment is here and nowhere else."""
+        """Return the client's environment."""
 
     def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
         """Read the requests of a run that is over. `clocks`: read before it began. Raises OSError and
         UnreadableResultError."""
 
     def clean(self, run: ClientRun) -> None:
-        """Remove what it has left outside of its folder."""
+        """Remove what the client has left outside of the run's folder."""
 
 
 def without_site_proxy(environ: Mapping[str, str]) -> dict[str, str]:
@@ -251,7 +251,7 @@ def _error(error: Any) -> str:
 
 
 def _value(metrics: Mapping[str, Any], *names: str) -> float:
-    """Return the first metric of these that is there; 0: none is."""
+    """Return the first of these metrics that is there; 0: none is."""
     return next((float(metrics[name]["value"]) for name in names if name in metrics), 0.0)
 
 
@@ -354,7 +354,7 @@ class AiperfClient:
         return {"aiperf": VERSION}
 
     def prepare(self, run: ClientRun) -> list[str]:
-        """Writes its configuration and the lines of the trace."""
+        """Write AIPerf's configuration and the lines of the trace."""
         run.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _temporary(run).mkdir(mode=0o700)
         tokenizer: dict[str, Any] = {"name": self.tokenizer}

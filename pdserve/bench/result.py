@@ -84,7 +84,7 @@ class Window(Frozen):
 
     @property
     def moved_seconds(self) -> float | None:
-        """Return the seconds of those transfers together: several at a time count several times."""
+        """Return the seconds of all transfers of KV together: several at a time count several times."""
         return self._of_all_engines("nixl_seconds", "mooncake_seconds")
 
     def _of_all_engines(self, *names: str) -> float | None:

@@ -64,8 +64,8 @@ class Task:
 
 
 async def bench(serving: ServingDeployment, task: Task, folder: Path, on_measurement: OnMeasurement) -> BenchResult:
-    """Leaves its result in `folder`, after each measurement anew. Raises PreflightError when the client cannot be
-    started, and StateError when the deployment's record is gone."""
+    """Carry out a benchmark. Its result is in `folder`, written after each measurement anew. Raises PreflightError when
+    the client cannot be started, and StateError when the deployment's record is gone."""
     async with http_client(serving.run, serving.state) as http:
         return await _Bench(serving, task, folder, http, on_measurement).all()
 

@@ -40,8 +40,8 @@ class MoRIIOConnector(upstream.MoRIIOConnector):  # type: ignore[misc]  # vllm i
 
 
 def _names_kv(request: Any) -> bool:
-    """Return whether upstream's update_state_after_alloc will have it read. It unsets do_remote_prefill then: a request
-    that comes again after a preemption names no KV."""
+    """Tell whether a request names KV that upstream's update_state_after_alloc will have read. It unsets
+    do_remote_prefill then: a request that comes again after a preemption names no KV."""
     params = request.kv_transfer_params or {}
     return bool(params.get("do_remote_prefill") and params.get("remote_block_ids") and "remote_engine_id" in params)
 

@@ -250,7 +250,7 @@ def _default(key: str) -> float:
 
 
 def _value_now(records: RunRecords, key: str) -> Any:
-    """Return what the run had: of the recipe, or its default; None: not known."""
+    """Return the value that a key had in the run: of the recipe, or its default; None: not known."""
     section, _, leaf = key.partition(".")
     value = value_at(records.recipe, key)
     if value is not None or not records.recipe:

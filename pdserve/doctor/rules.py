@@ -229,7 +229,7 @@ def _limit_of(role: str) -> str:
 
 
 def _lived_again(records: RunRecords, event: Event) -> bool:
-    """Return whether its process was started anew after that: then the log ends with another life."""
+    """Tell whether the process of an event was started anew after it: then the log ends with another life."""
     after = records.events[records.events.index(event) + 1 :]
     return any(each.get("event") == "started" and text(each, "name") == text(event, "name") for each in after)
 

@@ -270,7 +270,7 @@ def line_of(args: Mapping[str, SourcedValue], env: Mapping[str, SourcedValue]) -
 
 
 def variables_of(env: Mapping[str, SourcedValue]) -> tuple[tuple[str, str], ...]:
-    """Return the variables of vLLM, without its key."""
+    """Return the variables of vLLM, without its API key."""
     return tuple(
         (name, str(at.value))
         for name, at in env.items()

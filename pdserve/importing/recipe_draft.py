@@ -297,7 +297,7 @@ class _Reader:
         return number
 
     def experts(self, *, several: bool) -> None:
-        """Read whether they are spread over the ranks."""
+        """Read whether the experts are spread over the ranks."""
         at = self.args.pop("enable-expert-parallel", None)
         if at is None or at.value is not True:
             return
@@ -307,7 +307,7 @@ class _Reader:
             self.launch.note(at, "there is one rank, which has all experts", "replaced")
 
     def devices(self, ranks: int) -> None:
-        """Compare what the file has of them with the flags, which decide."""
+        """Compare the devices that the file has with the flags, which decide."""
         at = self.engines.devices
         if at is not None and (given := whole_number(at.value)) != ranks:
             shown = show.value(at.value) if given is None else given

@@ -78,7 +78,7 @@ class _KvOffload:
         return (*self.option, "env") if self.option else ("vllm", "env")
 
     def read_servers(self, launch: Launch) -> None:
-        """Add what runs beside the engines."""
+        """Add to a launch what runs beside the engines."""
         if self.option:
             self._read_lmcache(launch)
         else:

@@ -102,7 +102,8 @@ def mooncake_wheel_for(cuda: str) -> str:
 
 
 def find_mooncake_build() -> MooncakeBuild | None:
-    """Read its files; nothing is imported. None: Mooncake is not installed, or not where it is looked for."""
+    """Find out which Mooncake is installed, by its files; nothing is imported. None: Mooncake is not installed, or not
+    where it is looked for."""
     contents = [file.read_bytes() for folder in _folders("mooncake") for file in sorted(folder.glob("engine*.so"))]
     if not contents:
         return None
@@ -119,7 +120,8 @@ def find_mooncake_build() -> MooncakeBuild | None:
 
 
 def _loading_error(build: MooncakeBuild) -> str | None:
-    """Import it as an engine does, behind torch, whose wheel brings the device's runtime. None: that works."""
+    """Import Mooncake as an engine does, behind torch, whose wheel brings the device's runtime, and return the error.
+    None: that works."""
     try:
         if build.device in ("hip", "cuda"):
             import_module("torch")

@@ -24,17 +24,17 @@ class InstanceRouting:
         return [process.name for process in self._fleet.plan.instance_of(name) if process.probe is not None]
 
     def route(self, name: str, routing: Routing) -> None:
-        """Tells the proxy what it may send there."""
+        """Tell the proxy what it may send to the servers of an instance."""
         for server in self.servers(name):
             self._fleet.route(server, routing)
 
     def hold(self, name: str, reason: str) -> None:
-        """Takes it out of routing for a reason."""
+        """Take the servers of an instance out of routing for a reason."""
         for server in self.servers(name):
             self._fleet.hold(server, reason)
 
     def release(self, name: str, reason: str) -> None:
-        """Takes a reason back."""
+        """Take back a reason to hold the servers of an instance."""
         for server in self.servers(name):
             self._fleet.release(server, reason)
 

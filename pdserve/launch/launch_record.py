@@ -68,7 +68,8 @@ class KeptRecord:
         self._texts = {file: file.read_text(encoding="utf-8") for file in files if file.exists()}
 
     def look(self) -> None:
-        """Writes it anew if it is gone, and records that. What cannot be written now is tried at the next look.
+        """Write the record anew if it is gone, and note that in the history. What cannot be written now is tried at the
+        next look.
 
         A deletion may go on meanwhile, and take what had just been restored: everything by which `status`, `down` and
         `up` find the deployment is looked for. As long as the plan is there, the rest is written without an event.
@@ -99,7 +100,7 @@ class KeptRecord:
         self._fleet.save()
 
     def _state_there(self) -> tuple[int, int, int] | None:
-        """Return what changes when a file there is written."""
+        """Return what changes when the file of the state is written."""
         try:
             status = self._run.state.lstat()
         except FileNotFoundError:

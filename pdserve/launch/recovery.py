@@ -280,7 +280,7 @@ class Recovery:
         self._readmit_engines()
 
     def _readmit_engines(self) -> None:
-        """Begins the return of those that are held although what they wait for is there: a start has ended their
+        """Begin the return of engines that are held although what they wait for is there: a start has ended their
         recovery, or their cache server came back while another return to it ran, or while they did not answer."""
         for server in self._fleet.plan.lmcache:
             kept = (
@@ -345,7 +345,7 @@ class Recovery:
         return [server for server in self._fleet.plan.lmcache if engine in server.engines]
 
     def _has_servers(self, engine: str) -> bool:
-        """Return whether the servers that it attaches to are ready. One that is not comes back first."""
+        """Tell whether the servers that an engine attaches to are ready. One that is not comes back first."""
         return all(map(self._is_ready, self._servers_of(engine)))
 
     def _is_ready(self, server: LmcacheServer) -> bool:

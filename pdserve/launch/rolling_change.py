@@ -241,7 +241,7 @@ class RollingChange:
     # Tools ---------------------------------------------------------------------------------------------------------
 
     async def _make_room(self, name: str) -> None:
-        """Stops what holds devices or ports that the instance gets: what is gone, or moves itself."""
+        """Stop what holds devices or ports that an instance gets: what is no more in the plan, or moves itself."""
         wanted = [process for process in self._new.processes if process.name in self._members(name)]
         for holder in self._leaders(self._fleet.plan, set(self._fleet.plan.names()) - self._members(name)):
             held = self._fleet.plan.instance_of(holder)

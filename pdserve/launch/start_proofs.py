@@ -94,7 +94,7 @@ class StartProofs:
             self._fleet.record("reached", side_channels=len(targets))
 
     async def _reaches(self, target: CrossNodePort) -> str | None:
-        """Return what is wrong, or None."""
+        """Try whether a port of another node is reached, and say what is wrong; None: it is."""
         link = self._fleet.links.get(target.source)
         if link is None:
             return f"{target.source}: its agent is gone"
@@ -227,7 +227,7 @@ class InstanceProofs:
         return OTHER_GENERATION in self._fleet.held.get(name, ())
 
     def _waits_with(self, server: str) -> bool:
-        """Tell whether it is proven, and held for its generation alone."""
+        """Tell whether a server is proven, and held for its generation alone."""
         return self._fleet.phase_of(server) == "degraded" and self._fleet.held.get(server) == {OTHER_GENERATION}
 
     async def _cross(self, name: str, peer: str, until: float) -> Outcome:

@@ -67,7 +67,8 @@ class StartRace:
         return name in self._fleet.plan.names() and self._fleet.phase_of(name) == "dead"
 
     async def _first_long_silence(self) -> StartError:
-        """Tell whether it befell a process that was ready before: no other wait would end for it."""
+        """Wait until a process that was ready before is silent for too long, and return the error: no other wait would
+        end for it."""
         fleet, limit = self._fleet, self._fleet.plan.timeouts.unresponsive_seconds
         while True:
             changes = fleet.changes
@@ -89,7 +90,8 @@ class StartRace:
         return start_error(shown or trouble, self._fleet.plan, self._fleet.run, served=served)
 
     def dead_of_starting(self) -> list[Process]:
-        """Return what is left to be cleared up, but for those that served: who reacts to their death does that."""
+        """Return the dead processes that are to be cleared up, but for those that served: who reacts to their death
+        does that."""
         served = {trouble.name for trouble in self.serving_troubles if not isinstance(trouble, Gone)}
         dead = [
             process for process in self._fleet.plan.processes if self._fleet.is_dead_with_pending_stop(process.name)

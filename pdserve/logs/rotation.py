@@ -140,8 +140,8 @@ _MIB = 1 << 20
 
 
 async def keep_bounded(folder: Path, settings: Callable[[], Logs]) -> None:
-    """Cut each of them in the folder whenever it is too large, until it is cancelled. `settings`: of the plan that
-    holds then."""
+    """Cut each log of a folder whenever it is too large, until this is cancelled. `settings`: of the plan that holds
+    then."""
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         try:

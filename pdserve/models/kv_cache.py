@@ -222,7 +222,7 @@ def _state_bytes(layer: Layer, flags: KvFlags) -> int:
 
 
 def _positive(size: int, layer: Layer) -> int:
-    """Sizes so small that a rank has nothing of a layer: no blocks could be made of that."""
+    """Check a size. One so small that a rank has nothing of a layer is refused: no blocks could be made of that."""
     if size < 1:
         raise UnknownModelError(f"nothing is left of layer {layer.index} on each rank, whose sizes are too small")
     return size

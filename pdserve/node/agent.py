@@ -341,8 +341,8 @@ def guard(agent_pid: int, run_dir: Path, node: str, *, strangers: Mapping[str, i
 
 
 def _end_of(agent_pid: int) -> int:
-    """Waits for it; the status with which it ended. What held it meanwhile goes to the log, for who asks why it was
-    not heard."""
+    """Wait for the agent, and return the status with which it ended. What held it meanwhile goes to the log, for who
+    asks why it was not heard."""
     while True:
         pid, status = os.waitpid(-1, os.WUNTRACED | os.WCONTINUED)
         if pid != agent_pid:

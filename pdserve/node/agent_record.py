@@ -43,7 +43,7 @@ class AgentRecord(BaseModel):
 
     @property
     def here(self) -> bool:
-        """Tell whether its PIDs mean the same to us."""
+        """Tell whether the PIDs of the record mean the same to us."""
         return is_here(self.hostname, self.place)
 
     def shows_all(self) -> bool:

@@ -19,7 +19,8 @@ _STACK_SECONDS = 10.0
 
 
 async def snapshot(name: str, pids: Iterable[int], file: Path, *, last_answer: str) -> OSError | None:
-    """Writes one text file; returns why there is none. Best effort by design: what a tool cannot see is noted in it."""
+    """Write what can be seen of processes into a text file; return why there is none. Best effort by design: what a
+    tool cannot see is noted in it."""
     try:
         _write(file, await _snapshot_lines(name, pids, last_answer))
     except OSError as error:  # a full disk, a deleted run directory, no room for a tool

@@ -95,7 +95,7 @@ def model_folder(loaded: LoadedRecipe) -> Path | None:
 
 
 def model_files(loaded: LoadedRecipe) -> str | None:
-    """Return which model that is, by its files here; None: it is not on this machine."""
+    """Identify the recipe's model by its files here; None: it is not on this machine."""
     folder = model_folder(loaded)
     return None if folder is None else model_identity(folder)
 

@@ -35,7 +35,7 @@ def find_crossings(planned: PlannedRecipe) -> list[Finding]:
 
 
 def planned_numbers(recipe: Path) -> dict[str, str]:
-    """Return which model that is, and the numbers of `pdserve plan` that bound a load, as lines. What cannot be
+    """Return which model a recipe has, and the numbers of `pdserve plan` that bound a load, as lines. What cannot be
     computed here is missing."""
     known: dict[str, str] = {}
     try:

@@ -49,7 +49,7 @@ def of_source(text: str) -> Fingerprint:
 
 
 def of_loaded(name: str) -> Fingerprint | None:
-    """Return that of the code that this process has under the dotted name, which is imported for it.
+    """Return the fingerprint of the code that this process has under the dotted name, which is imported for it.
 
     None: it has no such thing, or its source cannot be read. A wrapper made with functools.wraps is looked through.
     """
@@ -63,7 +63,7 @@ def of_loaded(name: str) -> Fingerprint | None:
 
 
 def of_tree(name: str, root: Path) -> Fingerprint | None:
-    """Return that of the dotted name in a folder of sources; nothing is imported. None: it is not there."""
+    """Return the fingerprint of the dotted name in a folder of sources; nothing is imported. None: it is not there."""
     parts = name.split(".")
     for length in range(len(parts) - 1, 0, -1):
         base = root.joinpath(*parts[:length])

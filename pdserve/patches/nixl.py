@@ -138,7 +138,7 @@ def _end_leases(scheduler: Any, aborted: Iterable[str]) -> None:
 
 
 def _kept(request: Any) -> bool:
-    """Keep what NIXL's request_finished keeps, if it was asked to."""
+    """Tell whether NIXL's request_finished keeps the KV of a request."""
     if request.status.name not in ("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"):
         return False
     return bool(request.kv_transfer_params) and bool(request.kv_transfer_params.get("do_remote_decode"))

@@ -104,7 +104,7 @@ class Patch:
     apply: Callable[[], None]
 
     def needed(self, deployment: Deployment) -> bool:
-        """Tell whether a deployment needs it. An unknown version counts as one that does.
+        """Tell whether a deployment needs the patch. An unknown version counts as one that does.
 
         All patches are about moving KV: an engine without a connector needs none.
         """

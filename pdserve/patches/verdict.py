@@ -181,7 +181,8 @@ def _public(version: str) -> str | None:
 
 
 def judge_here(patch: Patch) -> Verdict:
-    """Judge it as an engine of this environment will when it starts. A part that is not installed needs nothing."""
+    """Judge a patch as an engine of this environment will when it starts. A part that is not installed needs
+    nothing."""
     for target in patch.targets:
         if _package(target.distribution) is None:
             return Verdict("not-needed", f"{target.distribution} is not installed here")
@@ -196,7 +197,7 @@ def versions_here() -> Mapping[str, str | None]:
 
 
 def of_installed(name: str) -> Fingerprint | None:
-    """Return that of the dotted name in this environment's sources; None: it is not there."""
+    """Return the fingerprint of the dotted name in this environment's sources; None: it is not there."""
     package = _package(name.partition(".")[0])
     return None if package is None else of_tree(name, package)
 

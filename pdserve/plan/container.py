@@ -88,7 +88,7 @@ def find_image_argv(container: Container, image: str) -> tuple[str, ...]:
 
 
 def fetch_image_argv(kind: Kind, image: str, file: str) -> tuple[str, ...]:
-    """Gets it out of its registry; `file`: what apptainer or enroot shall write."""
+    """Return the command that gets an image out of its registry; `file`: what apptainer or enroot shall write."""
     if kind == "docker":
         return ("docker", "pull", as_docker(image))
     if kind == "apptainer":
@@ -135,7 +135,7 @@ def cache_variables(folder: str, platform: Platform) -> dict[str, str]:
 
 
 def make_cache_argv(folder: str) -> tuple[str, ...]:
-    """Makes it as the user's own, before a container would make it as root's."""
+    """Return the command that makes a cache folder as the user's own, before a container would make it as root's."""
     return ("mkdir", "-p", "-m", "0700", folder)
 
 
@@ -253,7 +253,7 @@ def docker_list_argv(run_id: str, node: str | None = None) -> tuple[str, ...]:
 
 
 def docker_version_argv(seconds: int) -> tuple[str, ...]:
-    """Asks the daemon for its version. Ends with 124, on the node itself, where it has not answered in time."""
+    """Return the command that asks the daemon for its version."""
     return ("timeout", str(seconds), "docker", "version", "--format={{.Server.Version}}")
 
 

@@ -91,8 +91,8 @@ class Plan(Frozen):
     """What a user must know before trusting this plan: unverified connectors, unknown versions, ..."""
 
     def lacking(self) -> list[str]:
-        """Return the names that it uses and does not have. A plan that was made has everything; one that was read may
-        be edited."""
+        """Return the names that the plan uses and does not have. A plan that was made has everything; one that was read
+        may be edited."""
         processes = {process.name for process in self.processes}
         nodes = {node.name for node in self.nodes}
         named = {name for server in self.lmcache for name in (server.process, *server.engines)}
@@ -146,7 +146,8 @@ class Plan(Frozen):
 
     @property
     def proxy_place(self) -> str:
-        """Return the node where its URL holds, for people: empty if everywhere that the nodes' network reaches."""
+        """Return the node where the proxy's URL holds, for people: empty if everywhere that the nodes' network
+        reaches."""
         proxy = self.process("proxy")
         here = all(isinstance(node.reach, Local) for node in self.nodes)
         if here or not self.proxy_on_loopback:

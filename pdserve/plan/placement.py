@@ -298,7 +298,7 @@ def _named_devices(role: Role, index: int) -> tuple[int, ...] | None:
 def _same_places(
     recipe: Recipe, processes: Sequence[Process], role: Role, ids: tuple[int, ...] | None, nodes: Sequence[Node]
 ) -> tuple[Share, ...]:
-    """Return what an instance has that runs as these processes; (): it is to be of another shape, or elsewhere."""
+    """Return the shares of an instance that runs as these processes; (): it is to be of another shape, or elsewhere."""
     parallel, there = role.parallel, {node.name: node for node in nodes}
     each = parallel.workers // parallel.processes
     ranks, used = [process.ranks for process in processes], [process.node for process in processes]
@@ -409,7 +409,7 @@ def _advice(recipe: Recipe, nodes: Sequence[Node], recipe_file: str) -> str:
 
 
 def _halved_until_it_fits(recipe: Recipe, nodes: Sequence[Node]) -> str | None:
-    """Return the overrides that make it fit by halving tensor parallelism, if that is possible at all."""
+    """Return the overrides that make the recipe fit by halving tensor parallelism, if that is possible at all."""
     if any(role.devices is not None for _, role in recipe.roles()):
         return None
     smaller = recipe

@@ -182,7 +182,7 @@ class Process(Frozen):
 
     @property
     def rdma_devices(self) -> tuple[str, ...] | None:
-        """Return the RDMA devices that its connectors use, none when they may choose; None: it moves KV without
-        RDMA."""
+        """Return the RDMA devices that the process's connectors use, none when they may choose; None: it moves KV
+        without RDMA."""
         used = [connector.rdma_devices for connector in self.connectors if connector.rdma_devices is not None]
         return tuple(dict.fromkeys(name for names in used for name in names)) if used else None

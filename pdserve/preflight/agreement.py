@@ -303,10 +303,11 @@ class Skew(NamedTuple):
 
 
 def clock_skew(facts: NodeFacts, *, sent: float, received: float) -> Skew:
-    """Measure it as NTP does: the way there and back counts, the gathering does not.
+    """Measure the skew of a node's clock as NTP does: the way there and back counts, the gathering does not.
 
     `sent` and `received`: time.time() of the caller when it asked for the facts and when it had them; the node must
-    have been waiting for the question."""
+    have been waiting for the question.
+    """
     asked = facts.unix_time - facts.gather_seconds
     ahead = ((asked - sent) + (facts.unix_time - received)) / 2
     return Skew(ahead, max(0.0, (received - sent - facts.gather_seconds) / 2))
@@ -375,8 +376,8 @@ def _compare_pdserve(facts: Mapping[str, NodeFacts], ours: str | None) -> Iterat
 
 
 def _compare_clocks(skews: Mapping[str, Skew]) -> Iterator[Finding]:
-    """Compare them with each other, not with the launcher's own clock; what may be the measurement's fault is not
-    blamed."""
+    """Compare the nodes' clocks with each other, not with the launcher's own clock; what may be the measurement's fault
+    is not blamed."""
     text = f"clocks of all nodes within {CLOCK_WARNING_SECONDS:.0f} s"
     seconds = sorted(skew.seconds for skew in skews.values())
     base = seconds[len(skews) // 2]

@@ -70,7 +70,7 @@ async def provide_images(
 
 @dataclass
 class _Stage:
-    """The steps of one start: tools on the nodes, progress, errors."""
+    """Takes the steps of one start: tools on the nodes, progress, errors."""
 
     container: Container
     image: str
@@ -134,7 +134,7 @@ def _too_late(program: str, node: str, *, fetching: bool) -> Hint:
 async def _on_all(
     machines: Sequence[Candidate], work: Callable[[Candidate], Coroutine[Any, Any, ResultT]]
 ) -> list[ResultT]:
-    """Do it on all nodes at once; a fetch may last for an hour, so that one that fails ends the others."""
+    """Do work on all nodes at once; a fetch may last for an hour, so that one that fails ends the others."""
 
     def refused(errors: Sequence[PreflightError], failed: Collection[str], late: Sequence[str]) -> PreflightError:
         what = f"{len(errors)} of {len(machines)} nodes cannot have the container: {', '.join(failed)}"
@@ -188,7 +188,8 @@ async def _provide_docker(stage: _Stage, on: Candidate) -> str:
 
 
 async def _check_disk(stage: _Stage, on: Candidate) -> None:
-    """Check it in silence where it cannot be known: then the fetch shows it."""
+    """Check that docker's disk has room for the image. Where that cannot be known, nothing is said: then the fetch
+    shows it."""
     root = await stage.run(on, container.docker_root_argv())
     folder = root.text.strip().splitlines()[-1] if root.code == 0 and root.text.strip() else ""
     if not folder.startswith("/"):
@@ -226,7 +227,8 @@ async def _fetch(stage: _Stage, on: Candidate, argv: Sequence[str], progress: Ca
 
 
 async def _make_file(stage: _Stage, on: Candidate, file: Path) -> None:
-    """Make it once for all nodes; one that another start makes meanwhile is made twice, and the last one stays."""
+    """Make the file of an image once for all nodes; one that another start makes meanwhile is made twice, and the last
+    one stays."""
     if _is_made(stage, file):
         return
     part = file.with_name(f"{stage.folder.name}.part{file.suffix}")
@@ -251,7 +253,7 @@ async def _make_file(stage: _Stage, on: Candidate, file: Path) -> None:
 
 
 def _is_made(stage: _Stage, file: Path) -> bool:
-    """Tell whether it is there; where it is not, there is a folder with room for it."""
+    """Tell whether the file of an image is there; where it is not, there is a folder with room for it."""
     if file.exists():
         return True
     try:
@@ -310,7 +312,8 @@ async def _check_verbs(stage: _Stage, on: Candidate) -> None:
 
 
 async def _make_cache(stage: _Stage, on: Candidate, folder: str) -> bool:
-    """Return whether anything is in it. It holds code that is loaded, so it must be the user's own."""
+    """Make the cache folder, and return whether anything is in it. It holds code that is loaded, so it must be the
+    user's own."""
     made = await stage.run(on, container.make_cache_argv(folder))
     looked = await stage.run(on, container.inspect_cache_argv(folder)) if made.code == 0 else made
     lines = looked.text.splitlines()

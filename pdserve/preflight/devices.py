@@ -134,7 +134,7 @@ def find_gpu_processes(
 
 
 def _pids_of(plan: Plan) -> set[int]:
-    """Return those of this very run: when it is changed while it serves, what is replaced still has the devices."""
+    """Return the PIDs of this very run: when it is changed while it serves, what is replaced still has the devices."""
     run = RunDir(Path(plan.run_dir))
     try:
         return members(run.read_state(), run)

@@ -254,7 +254,7 @@ def judge_rails(done: Sequence[tuple[FabricPath, TransferOutcome]]) -> list[Find
 
 
 def _links(path: FabricPath, to: WaitingEnd, sent: TransferOutcome) -> tuple[Link | None, Link | None]:
-    """Return those of the source and of the target."""
+    """Return the links of the source and of the target."""
     return (to.link, sent.link) if path.reads else (sent.link, to.link)
 
 

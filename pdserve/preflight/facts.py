@@ -160,7 +160,7 @@ def _composed(first: tuple[int, ...] | None, second: tuple[int, ...] | None) -> 
 
 
 def _ids(text: str | None) -> tuple[int, ...] | None:
-    """Return None where it is not set, or is nothing that can be understood."""
+    """Read the ids of a variable; None where it is not set, or is nothing that can be understood."""
     if text is None:
         return None
     if text.strip() in _NO_DEVICES:

@@ -63,7 +63,7 @@ class Finding(Frozen):
     """The check was written against recorded output of the tools, never run beside the hardware that it is about."""
 
     def line(self) -> str:
-        """Return it on one line, without the evidence."""
+        """Return the finding on one line, without the evidence."""
         text = f"{self.status}: {self.check} on {self.node}: {self.value}; needed: {self.need}"
         if self.unverified_on_hardware:
             text += " (unverified on hardware)"
@@ -135,7 +135,7 @@ def _whole(plan: Plan) -> str:
 
 
 def failures(findings: Iterable[Finding]) -> list[Finding]:
-    """Return those that keep the plan from being started."""
+    """Return the findings that keep the plan from being started."""
     return [finding for finding in findings if finding.status == "failed"]
 
 

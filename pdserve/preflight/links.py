@@ -53,7 +53,7 @@ class Interface(Frozen):
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """Return all of them in the kernel's order, which is stable."""
+    """Return all interfaces in the kernel's order, which is stable."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         return tuple(
             Interface(name=name, address=address, prefix=_prefix(asking, name, address), up=_up(asking, name))
@@ -143,7 +143,7 @@ def route_source(target: str) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Tell it of an address or a host name, without a query over the network."""
+    """Tell whether an address or a host name is loopback, without a query over the network."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -228,7 +228,7 @@ def write_mark(run_dir: Path) -> str:
 
 
 def remove_mark(run_dir: Path, mark: str) -> None:
-    """Remove it, after the nodes were checked."""
+    """Remove the mark of a run directory, after the nodes were checked."""
     _mark_file(run_dir, mark).unlink(missing_ok=True)
 
 

@@ -297,7 +297,7 @@ _CAUSES = {
 async def connect(
     node: str, targets: Collection[CrossNodePort], *, deadline: float = DEADLINE_SECONDS, greeted: bool = True
 ) -> list[Finding]:
-    """Try those of the targets whose source is this `node`: one finding for each node that it must reach."""
+    """Try the targets whose source is this `node`: one finding for each node that it must reach."""
     mine = [target for target in targets if target.source == node]
     there: dict[str, list[ConnectionOutcome]] = {}
     for attempt in await try_all(mine, deadline=deadline, greeted=greeted):

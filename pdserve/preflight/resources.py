@@ -64,7 +64,7 @@ def find_memory(
 
 
 def _sizes(servers: Collection[LmcacheServer]) -> tuple[int, int]:
-    """Return the bytes of memory that they take, and how many of them in /dev/shm."""
+    """Return the bytes of memory that LMCache's servers take, and how many of them in /dev/shm."""
     kv = sum(server.kv_bytes_on_host for server in servers)
     in_shm = sum(server.l1_bytes for server in servers if server.shm_name)
     return kv + sum(server.l1_bytes for server in servers), kv + in_shm

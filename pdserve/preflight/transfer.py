@@ -147,7 +147,7 @@ class OpenEnd:
         self._end, self._is_read = end, is_read
 
     def begin(self) -> WaitingEnd | EndFailure:
-        """Wait until it has its memory."""
+        """Begin, and wait until the end has its memory."""
         assert self._popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended: its answer is missing
             os.write(self._popen.stdin.fileno(), _order(self._end, reads=self._is_read))
@@ -159,7 +159,7 @@ class OpenEnd:
         return WaitingEnd.model_validate({**answer, "ports": ports, "link": _link(self._end)})
 
     def _line(self) -> str:
-        """Read its answer; empty when it ended or was too late."""
+        """Read the program's answer; empty when it ended or was too late."""
         assert self._popen.stdout is not None
         deadline, read = time.monotonic() + _START_SECONDS, b""
         output = self._popen.stdout.fileno()
@@ -171,7 +171,7 @@ class OpenEnd:
         return read.decode(errors="replace")
 
     def close(self) -> None:
-        """End it and forget what it printed."""
+        """End the program and forget what it printed."""
         with self._popen:
             self._popen.kill()
         os.close(self._output)

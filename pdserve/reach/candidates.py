@@ -92,7 +92,8 @@ def of_cluster(loaded: LoadedCluster, exclude: Sequence[str]) -> Candidates:
 
 
 def of_this_machine(platform: str) -> Candidates:
-    """Return this one alone, reached as others are: in a container its packages and devices are seen from inside."""
+    """Return this machine alone, reached as others are: in a container its packages and devices are seen from
+    inside."""
     name = local_node(platform).name
     return Candidates("this machine", (Candidate(name=name, reach=Local(), target="127.0.0.1"),))
 

@@ -298,7 +298,7 @@ def _uri(user: str) -> str:
 
 
 def _is_ipv6(text: str) -> bool:
-    """Tell it with or without a zone (%eth0)."""
+    """Tell whether a text is an IPv6 address, with or without a zone (%eth0)."""
     try:
         ipaddress.IPv6Address(text)
     except ValueError:

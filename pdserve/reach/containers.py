@@ -309,7 +309,8 @@ class LeftContainers:
 
 
 async def stop_left_containers(nodes: Iterable[Node], run_id: str) -> LeftContainers:
-    """Stop them on every node whose agent was in docker, by our label, never by name or image; return which they were.
+    """Stop the containers that were left on every node whose agent was in docker, by our label, never by name or image;
+    return which they were.
 
     A `docker run` that is killed leaves its container alone; the agent in it sees its pipe close and leaves by itself.
     This is for what did not.

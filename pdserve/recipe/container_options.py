@@ -171,7 +171,7 @@ def can_be_left_out(kind: Kind, platform: Platform, *, rdma: bool) -> tuple[str,
 
 
 def is_set(option: Option, kind: Kind, platform: Platform, *, rdma: bool) -> bool:
-    """Return whether pdserve sets it, so that it can be left out."""
+    """Tell whether pdserve sets an option, so that it can be left out."""
     ours = valid_options(kind, defaults(kind, platform, rdma=rdma))
     return option.name in _OF_THE_NODE[kind] or any(_leaves_out(option, our) for our in ours)
 

@@ -236,7 +236,7 @@ def provenance_view(some: Sequence[tuple[str, Provenance]]) -> ProvenanceView:
 
 
 def _mixed(some: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    """Names of what two of them know otherwise."""
+    """Return the names of what two of them know otherwise."""
     values: dict[str, set[str]] = {}
     for name, value in (pair for each in some for pair in each.items()):
         values.setdefault(name, set()).add(value)
@@ -445,7 +445,7 @@ class ReportRow:
 
 @dataclass(frozen=True)
 class ReportContents:
-    """All that a page shows."""
+    """Holds all that a page shows."""
 
     provenance: tuple[tuple[str, Provenance], ...]
     """The provenance of each result, with what is varied."""

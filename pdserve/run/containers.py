@@ -101,5 +101,5 @@ def _is_here(node: Node, state: DeploymentState) -> bool:
 
 
 def _shares_memory(node: Node) -> bool:
-    """Return whether its /dev/shm is the node's. One of its own has gone with the container."""
+    """Tell whether the /dev/shm of a node's container is the node's. One of its own has gone with the container."""
     return "--ipc=host" in node.command

@@ -181,7 +181,7 @@ class LauncherLock:
 
 @contextmanager
 def hold_lock(file: Path) -> Iterator[LauncherLock]:
-    """Holds it for the block; the kernel lets go of it when this process dies, however it dies.
+    """Hold a lock for the block; the kernel lets go of it when this process dies, however it dies.
 
     Raises TakenError when another process holds it, and StateError when it cannot be opened.
     """
@@ -205,7 +205,7 @@ def check_lock_free(file: Path) -> None:
 
 
 def is_lock_free(file: Path) -> bool:
-    """Return whether no process holds it, in whatever PID namespace. False where there is none, or it cannot be
+    """Tell whether no process holds a lock, in whatever PID namespace. False where there is no lock, or it cannot be
     opened."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -118,7 +118,7 @@ def _remove_empty_cgroups(state: DeploymentState, run: RunDir) -> None:
 
 
 def _last_heard_of(run: RunDir) -> float:
-    """Return when its launcher last wrote anything; 0: it has left nothing."""
+    """Return when a run's launcher last wrote anything; 0: it has left nothing."""
     times = [file.stat().st_mtime for file in (run.beat, run.state) if file.exists()]
     return max(times, default=0.0)
 

@@ -51,7 +51,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def is_failed_look(run: RunDir) -> bool:
-    """Return whether nothing of it was ever started, and nothing will be."""
+    """Tell whether nothing of a run was ever started, and nothing will be."""
     return run.failure.is_file() and not any(file.exists() for file in (run.recipe, run.plan, run.state))
 
 
@@ -188,7 +188,7 @@ def _old_runs(deployment: Path, rule: Retention) -> list[Path]:
 
 
 def _may_live(run: RunDir, written: float) -> bool:
-    """Return whether anything of it lives, as far as this machine can know."""
+    """Tell whether anything of a run lives, as far as this machine can know."""
     unseen = time.time() - written < _UNSEEN_SECONDS
     try:
         state = run.read_state()
@@ -266,8 +266,8 @@ def _is(path: Path, status: os.stat_result | None) -> bool:
 
 
 def _last_written(path: Path) -> float:
-    """Return when its launcher, or what prepared it, wrote last. The folder's own time does not count: also a look may
-    change it."""
+    """Return when a run's launcher, or what prepared the run, wrote last. The folder's own time does not count: also a
+    look may change it."""
     run = RunDir(path)
     times = [
         file.stat().st_mtime

@@ -230,7 +230,7 @@ class SweepRunner:
         return begun[-1][1]
 
     def _down(self) -> None:
-        """Stops it, if it is of this sweep."""
+        """Stop the deployment, if it is of this sweep."""
         run = find_running(self.root, self.planned.name)
         if run is not None and self._started(run):
             try:

@@ -71,7 +71,7 @@ class Cgroup:
         return Cgroup.at(self.path / name)
 
     def exists(self) -> bool:
-        """Return whether it is still there, and no other one in its place."""
+        """Tell whether the cgroup is still there, and no other one in its place."""
         try:
             with self._open_folder():
                 return True
@@ -101,7 +101,7 @@ class Cgroup:
                 os.close(file)
 
     def remove(self) -> bool:
-        """Removes it and what was made inside it, as far as no process is there. True once it is gone."""
+        """Remove the cgroup and what was made inside it, as far as no process is there. True once it is gone."""
         if not self.exists():
             return True
         for folder, _, _ in os.walk(self.path, topdown=False):
@@ -212,8 +212,8 @@ def find_recorded_cgroup(identity: CgroupId | None, run_id: str) -> Cgroup | Non
 
 
 def is_known(identity: CgroupId) -> bool:
-    """Return whether it can be seen from here what is in it: it is there, or it was removed, which the kernel does not
-    allow while anything lives in it."""
+    """Tell whether it can be seen from here what is in a cgroup: it is there, or it was removed, which the kernel does
+    not allow while anything lives in it."""
     if Cgroup(identity).exists():
         return True
     try:
@@ -285,7 +285,8 @@ V1 = FileNames("memory.oom_control", "memory.limit_in_bytes", "memory.max_usage_
 
 
 class MemoryCounts(NamedTuple):
-    """Bytes; `limit` is the lowest on the way up; None: none that can be seen, or not known."""
+    """Holds counts of memory, in bytes; `limit` is the lowest on the way up; None: none that can be seen, or not
+    known."""
 
     kills: int
     limit: int | None

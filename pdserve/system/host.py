@@ -37,8 +37,7 @@ def local_node(platform: str) -> Node:
 
 
 def is_here(hostname: str, recorded: Place | None) -> bool:
-    """Return whether PIDs of that place mean the same here. Without one, where it was not to be read, the hostname
-    decides."""
+    """Tell whether PIDs of a recorded place mean the same here. Where no place is recorded, the hostname decides."""
     ours = place()
     return is_named_here(hostname) if recorded is None or ours is None else recorded == ours
 

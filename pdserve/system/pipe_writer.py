@@ -90,7 +90,7 @@ class NewestLines:
         self._reported_behind = False
 
     def write(self, about: str, line: bytes) -> None:
-        """Sends it, in the place of an older one about the same that has not been sent yet."""
+        """Send a line, in the place of an older one about the same that has not been sent yet."""
         self._lines.pop(about, None)
         self._lines[about] = line
         self._pump()

@@ -153,8 +153,9 @@ class Child:
         return ended
 
     def push(self, about: str, line: str, behind: Callable[[bool], None]) -> None:
-        """Sends a line to its stdin, without waiting for it: while it does not read, only the newest line about each
-        thing waits. `behind` is called when that lasts, and when it is over. One that has gone is no error here."""
+        """Send a line to the child's stdin, without waiting: while the child does not read, only the newest line about
+        each thing waits. `behind` is called when that lasts, and when it is over. One that has gone is no error
+        here."""
         if self._popen.stdin is None or self._popen.stdin.closed:
             return
         if self._control is None:
@@ -415,7 +416,7 @@ class _TooMuchError(Exception):
 
 
 def _talk(tool: subprocess.Popen[bytes], data: bytes, deadline: float) -> tuple[bytes, bytes]:
-    """Writes its stdin and reads until it has closed its outputs. Raises TimeoutError and _TooMuchError."""
+    """Write a tool's stdin, and read until it has closed its outputs. Raises TimeoutError and _TooMuchError."""
     assert tool.stdin is not None
     assert tool.stdout is not None
     assert tool.stderr is not None

@@ -60,7 +60,7 @@ def place() -> Place | None:
 
 
 def identities(pids: Iterable[int]) -> list[ProcessId]:
-    """Return the identities of those that still exist."""
+    """Return the identities of the PIDs that still exist."""
     return [identity for pid in pids if (identity := identify(pid)) is not None]
 
 

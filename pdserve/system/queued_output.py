@@ -161,7 +161,7 @@ def queued_output(*, last_seconds: float = _LAST_SECONDS) -> Iterator[None]:
 
 
 def _queued_stream(stream: TextIO, files: dict[tuple[int, int], QueuedFile], places: list[_Lines]) -> TextIO:
-    """Return a stream over the same file; those of one file have one queue, which keeps their order."""
+    """Return a stream over the file of this one; the streams of one file have one queue, which keeps their order."""
     try:
         stream.flush()
         descriptor = stream.fileno()

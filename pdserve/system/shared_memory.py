@@ -66,7 +66,8 @@ def segments() -> list[SysvSegment]:
 
 
 def remove(segment: SysvSegment) -> bool:
-    """Takes it away, for those who have it attached once they are done with it. False: it was gone, or is not ours."""
+    """Remove a segment; those who have it attached lose it once they are done with it. False: it was gone, or is not
+    ours."""
     code: int = ctypes.CDLL(None).shmctl(segment.id, _IPC_RMID, None)
     return code == 0
 
@@ -107,7 +108,7 @@ class Lives:
         return [(process.pid, process.start_ticks, life.began, life.ended) for process, life in self._lives.items()]
 
     def see(self, pids: Iterable[int]) -> bool:
-        """Note that these are ours and live now. True: that changes what is remembered."""
+        """Note that these processes are ours and live now. True: that changes what is remembered."""
         clock, known = time.monotonic(), len(self._lives)
         changed = False
         for process, life in list(self._lives.items()):
@@ -139,7 +140,7 @@ _SYSV = "sysv/"
 
 
 class _Segment(NamedTuple):
-    """One that exists and may be ours."""
+    """Is a segment that exists and may be ours."""
 
     name: str
     mark: int
@@ -154,7 +155,7 @@ class _Segment(NamedTuple):
         return self.mark if self.sysv is None else self.name
 
     def among(self, inodes: Container[int]) -> bool:
-        """Return whether it is one of these files of /dev/shm."""
+        """Tell whether the segment is one of these files of /dev/shm."""
         return self.sysv is None and self.mark in inodes
 
 

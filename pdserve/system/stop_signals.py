@@ -30,7 +30,8 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def let_signals_interrupt() -> None:
-    """Let each of them be a Ctrl-C from here on, for a command that has something to clear up, and no loop."""
+    """Let each signal that stops be a Ctrl-C from here on, for a command that has something to clear up, and no
+    loop."""
     for signum in stop_signals():
         signal.signal(signum, signal.default_int_handler)
 

@@ -97,7 +97,7 @@ OnProof = Callable[[Proof], None]
 
 
 class Proofs:
-    """`on_proof` hears of each proof as it is done."""
+    """Collects the proofs. `on_proof` hears of each proof as it is done."""
 
     def __init__(self, on_proof: OnProof | None) -> None:
         self._on_proof = on_proof

@@ -109,7 +109,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Trials:
-    """All of them, and the counters around them."""
+    """Holds all trials, and the counters around them."""
 
     trials: tuple[Trial, ...]
     before: Counters

@@ -200,7 +200,7 @@ def _ending_lost_transfers(original: Callable[..., bool]) -> Callable[..., bool]
 
 
 def _end_transfers(adapter: Any) -> int:
-    """Ends those that wait for an answer of a server that is gone, as failed. How many.
+    """End the transfers that wait for an answer of a server that is gone, as failed, and return how many those were.
 
     Others (engine_driven) copy by themselves and may still write to blocks: they end by their own timeout.
     """

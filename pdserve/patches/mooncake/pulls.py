@@ -186,7 +186,7 @@ class OpenPulls:
             self._settled(request, pull)
 
     def fail(self, peer: Peer | None, request: str) -> None:
-        """Note that its KV will not come from this peer; None: no peer could be asked."""
+        """Note that a request's KV will not come from this peer; None: no peer could be asked."""
         if peer is not None:
             self.settle(peer, request, failed=True)
             return
@@ -204,14 +204,15 @@ class OpenPulls:
         return hasattr(self._worker, "_handle_failed_recv") or len(self._worker.kv_cache_config.kv_cache_groups) == 1
 
     def report(self, request: str) -> None:
-        """Report its blocks as failed, once, where upstream does not (before 0.30); must come before `fail`."""
+        """Report a request's blocks as failed, once, where upstream does not (before 0.30). This must come before
+        `fail`."""
         pull = self._pulls[request]
         if pull.has_blocks and not pull.failed and self.can_report:
             self._worker.xfer_stats.record_failed_recv()
             self._failed_blocks.put({block for group in pull.meta.local_block_ids for block in group})
 
     def take_failed_blocks(self) -> set[int]:
-        """Return those since the last call. For the worker's own thread."""
+        """Return the blocks that have failed since the last call. This is for the worker's own thread."""
         blocks: set[int] = set()
         while not self._failed_blocks.empty():
             blocks |= self._failed_blocks.get_nowait()
@@ -384,7 +385,7 @@ async def _withdrawn_or_gone(worker: Any, peer: Peer) -> None:
 
 
 def _forget_address(worker: Any, address: str) -> None:
-    """Forget it, or every later pull from an engine that keeps its id over a restart would go there."""
+    """Forget an address, or every later pull from an engine that keeps its id over a restart would go there."""
     for engine, ranks in list(worker._remote_agents.items()):
         if any(address in stages.values() for stages in ranks.values()):
             del worker._remote_agents[engine]
@@ -513,7 +514,7 @@ def _fail(worker: Any, peer: Peer, requests: Collection[str], reason: str) -> No
 
 
 def _fail_at(worker: Any, peer: Peer | None, metas: dict[str, Any], requests: list[str], reason: str) -> None:
-    """Reports each to the scheduler unless it was withdrawn: upstream does so from vllm 0.30 on."""
+    """Report each failed pull to the scheduler unless it was withdrawn: upstream does so from vllm 0.30 on."""
     if not requests:
         return
     if hasattr(worker, "_handle_failed_recv"):

@@ -84,11 +84,11 @@ class _Sends:
         return sends
 
     def start(self, identity: bytes, sock: Any, work: Awaitable[None]) -> None:
-        """Serve it in a task of its own: in the one that upstream awaits it in, no other pull would be served."""
+        """Serve a pull in a task of its own: in the one that upstream awaits it in, no other pull would be served."""
         self.keep(asyncio.ensure_future(self._answering(identity, sock, work)))
 
     def keep(self, task: asyncio.Task[None]) -> None:
-        """Wait until it ends, or the worker does."""
+        """Keep a task until it ends, or the worker does."""
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 

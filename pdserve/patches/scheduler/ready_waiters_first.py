@@ -54,7 +54,7 @@ def _ready_lane_first(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _holds_arrived_kv(scheduler: Any, request: Any) -> bool:
-    """Tell whether it has blocks of an ended transfer and waits for nothing but its turn."""
+    """Tell whether a request has blocks of an ended transfer and waits for nothing but its turn."""
     if request.status.name == "WAITING_FOR_REMOTE_KVS":
         # Also if the transfer has failed: its turn is when it returns the blocks.
         return request.request_id in scheduler.finished_recving_kv_req_ids
@@ -105,7 +105,7 @@ def two_lane_queue(make: Callable[[], Any]) -> Any:
             self.second_lane = make()
 
         def sort(self, first: Callable[[Any], bool], ahead: Callable[[Any], bool]) -> int:
-            """Put those for which `first` holds into the first lane, others out of it. Return how many overtook.
+            """Put the requests for which `first` holds into the first lane, others out of it. Return how many overtook.
 
             `ahead`: whether a request outside of this queue would have been served before that request.
             """

@@ -49,13 +49,13 @@ class _Rate:
         self._first, self._total, self._last = first, first + _SECONDS, first + _SECONDS + 1
 
     def total(self, second: int) -> float:
-        """Return what counts in that second."""
+        """Return what counts at a second."""
         if second > self._cells.get(self._last):
             self._advance(second)
         return self._cells.get(self._total)
 
     def add_one(self, second: int) -> None:
-        """Count one in that second, after `total`."""
+        """Count one at a second, after `total`."""
         self._cells.add(self._first + second % _SECONDS, 1.0)
         self._cells.add(self._total, 1.0)
 
@@ -109,7 +109,7 @@ class QuotaUse:
     __slots__ = ("_row",)
 
     def __init__(self, row: _Row | None) -> None:
-        """Count in a row. `row` None: nothing is counted."""
+        """Count in the row of a key. `row` None: nothing is counted."""
         self._row = row
 
     def end(self) -> None:

@@ -11,8 +11,8 @@ from pdserve.pd.http.upstream import Pool, UpstreamConnection
 async def dial(
     pool: Pool, connected: Callable[[UpstreamConnection], None], unreachable: Callable[[str, bool], None]
 ) -> None:
-    """Calls one of the two. `unreachable`: how, and whether this process has no descriptor left. Cancelled when the leg
-    is closed first."""
+    """Connect to a worker, and call one of the two functions. `unreachable`: how, and whether this process has no
+    descriptor left. It is cancelled when the leg is closed first."""
     try:
         connection = await pool.connect()
     except TimeoutError:

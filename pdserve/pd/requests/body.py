@@ -160,7 +160,7 @@ class Body:
         raise KeyError(name)
 
     def beginning(self, names: tuple[str, ...], most: int) -> bytes:
-        """Return these values one after the other, as they were sent, up to `most` bytes."""
+        """Return the values of these members one after the other, as they were sent, up to `most` bytes."""
         beginning = b""
         for name in names:
             left = most - len(beginning)

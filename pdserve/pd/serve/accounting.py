@@ -76,7 +76,7 @@ class Accounting:
         self.log.add(line)
 
     def _timed(self, request: ClientRequest, client: Client, now: float) -> _Times:
-        """Counts its stages, and has them as the log has them."""
+        """Count a request's stages, and return them as the log has them."""
         stages, metrics = request.stages, self.metrics
         received, admitted, prefilled, decoding = stages.received, stages.admitted, stages.prefilled, stages.decoding
         queue_ms = prefill_ms = kv_transfer_ms = ttft_ms = None

@@ -113,7 +113,8 @@ class _Distance:
 
 
 async def prove_output(target: Target, schedule: Schedule, traffic: Traffic, comparison: ComparedAnswers) -> Outcome:
-    """Fills `comparison` as it goes. The reference is asked once the load is over, one prompt after the other."""
+    """Prove that the answers under load are those of the reference, and fill `comparison`. The reference is asked once
+    the load is over, one prompt after the other."""
     trials = {
         request.planned.number: Trial(request.planned.prompt, target.salt(request.planned.leg), request.answer)
         for request in traffic.served
@@ -229,7 +230,7 @@ async def prove_reload(target: Target, traffic: Traffic) -> Outcome:
 
 
 def _why_open(target: Target, cleared: Sequence[_Cleared]) -> str:
-    """Return why it is not known that all prefixes came back. Empty: it is."""
+    """Say why it is not known that all prefixes came back. Empty: it is known."""
     begins = [
         window.served[len(reloads)] for window, reloads in cleared if len(reloads) < min(GROUPS, len(window.served))
     ]

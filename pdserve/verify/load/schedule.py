@@ -21,7 +21,7 @@ GROUPS = 4
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """The load ends with the first of `requests` and `seconds` that is reached."""
+    """Holds the options of a load. It ends with the first of `requests` and `seconds` that is reached."""
 
     concurrency: int = 8
     requests: int | None = 200

@@ -176,7 +176,7 @@ def _loaded_tokens(growth: Mapping[str, _Growth]) -> int:
 
 
 def _others(growth: Mapping[str, _Growth], tokens: int) -> int:
-    """Return the prompt tokens beside those of the prompt."""
+    """Return the prompt tokens that were counted beside those of one prompt."""
     return sum(each.prompts for each in growth.values()) - tokens
 
 
@@ -214,7 +214,7 @@ class RequestOutcome:
 
     @property
     def begun(self) -> bool:
-        """Decode has certainly counted its prompt: the client had at least the first token."""
+        """Tell whether decode has certainly counted the request's prompt: the client had at least the first token."""
         return self.ended == "answered" or (
             self.ended == "cancelled" and self.planned.ending == "left-after-first-chunk"
         )
