@@ -426,7 +426,7 @@ class Launcher:
         return Reply(exit_code=0, message=f"{rolling.summary()}; {now}{changes.stays}")
 
     async def _start_again(self, request: Apply) -> Reply:
-        """Start what is missing after a start that failed and was kept, as in the first one."""
+        """Start what a failed start, which was kept, has left missing: in the order of the first one."""
         changes = self._check(request)
         old = {process.name: process for process in self._fleet.plan.processes}
         new = {process.name: process for process in request.plan.processes}

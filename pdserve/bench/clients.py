@@ -81,7 +81,7 @@ class LoadClient(Protocol):
         """Write the files that the client needs, without secrets; return its command line."""
 
     def environment(self, run: ClientRun, environ: Mapping[str, str], key: str) -> dict[str, str]:
-        """Return the client's environment."""
+        """Return the client's environment. The key of the deployment is here and nowhere else."""
 
     def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
         """Read the requests of a run that is over. `clocks`: read before it began. Raises OSError and

@@ -58,7 +58,7 @@ class Provenance(Frozen):
 
 
 class Window(Frozen):
-    """Holds our own figures over the same window."""
+    """Holds our own figures over the same window: what each role counted between the two readings."""
 
     prefill: Mapping[str, float] = {}
     """The figures of prefill; in mode aggregated, of all engines."""
@@ -179,8 +179,8 @@ def fixed_circumstances(about: Provenance) -> dict[str, str]:
 def circumstances_here(
     versions: Mapping[str, str | None], model_files: str | None, hardware: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the circumstances of what would be measured now, as far as that is known here. `versions`: of the engines;
-    `hardware`: of `machine`."""
+    """Return the circumstances of a measurement that is made now, as far as they are known here. `versions`: of the
+    engines; `hardware`: of `machine`."""
     about = Provenance(
         deployment="",
         run_id="",

@@ -384,7 +384,7 @@ def openai_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _block(rows: Iterable[tuple[TraceLine, MooncakeRow]], chosen: int | None) -> int | None:
-    """Return the one size of block by which every line has as many hash ids as it has blocks. Raises RecipeError."""
+    """Return the size of a block by which every line has one hash id for each of its blocks. Raises RecipeError."""
     hashed = [(line, row.input_length, len(row.hash_ids)) for line, row in rows if row.input_length and row.hash_ids]
     if not hashed:
         return None

@@ -31,12 +31,12 @@ class Bounds:
     least: int = 0
 
     def take(self, *, computed: int, hit: int, offered: int, chunk: int) -> ReloadedPart:
-        """Bounds a reload of `offered` > 0 tokens.
+        """Bound a reload of `offered` > 0 tokens.
 
-        `computed`: tokens that vLLM has itself. `hit`: where the hit ends, a multiple of `chunk`. `offered` is
-        hit - computed, or one less where vLLM must compute the last token of the prompt. A load ends at a boundary
-        of chunks: LMCache reads whole ones. A load that would end before a whole new chunk, or that has less than
-        `least` tokens, is not done, and ends where both tiers have everything.
+        `computed`: tokens that vLLM has itself. `hit`: where the hit ends, a multiple of `chunk`. `offered` is hit -
+        computed, or one less where vLLM must compute the last token of the prompt. A load ends at a boundary of chunks:
+        LMCache reads whole ones. A load of less than a whole new chunk, or of less than `least` tokens, is not done: it
+        ends where both tiers have everything.
         """
         end, tokens = hit, offered
         if self.cap and offered > self.cap:

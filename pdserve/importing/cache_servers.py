@@ -29,7 +29,7 @@ _LMCACHE: Mapping[str, tuple[str, ...]] = {
 _L2 = "l2-adapter"
 """Given once for each level of storage, as a JSON object."""
 _MASTERS_PLACE = ("rpc_port", "port", "metrics_port", "rpc_address", "rpc_interface", "metrics_host")
-"""Of the flags of mooncake_master that pdserve sets those that only say where it is."""
+"""Flags of mooncake_master that pdserve sets and that only say where it is."""
 _STORE_FILE: Mapping[str, Any] = {"metadata_server": "P2PHANDSHAKE", "mode": "embedded", "enable_offload": False}
 """Values of the store's file that pdserve writes too, or that are vLLM's defaults."""
 _SIZES = {"global_segment_size": "segment_gib", "local_buffer_size": "buffer_gib"}

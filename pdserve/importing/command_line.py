@@ -246,7 +246,7 @@ class InstalledParser(BaseModel):
 
 @dataclass(frozen=True)
 class LineReader:
-    """Command lines are read by the names of pdserve's list, or as an installed vLLM reads them."""
+    """Reads command lines by the names of pdserve's list, or as an installed vLLM reads them."""
 
     names: FlagNames = LISTED
     version: str | None = None

@@ -90,8 +90,7 @@ class StartRace:
         return start_error(shown or trouble, self._fleet.plan, self._fleet.run, served=served)
 
     def dead_of_starting(self) -> list[Process]:
-        """Return the dead processes that are to be cleared up, but for those that served: who reacts to their death
-        does that."""
+        """Return the dead processes that are to be cleared up, but for those that served: their recovery does that."""
         served = {trouble.name for trouble in self.serving_troubles if not isinstance(trouble, Gone)}
         dead = [
             process for process in self._fleet.plan.processes if self._fleet.is_dead_with_pending_stop(process.name)

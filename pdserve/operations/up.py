@@ -229,8 +229,8 @@ def _bring_up(
 
 def _forget_unstarted(run: RunDir, launcher: Child | None, *, interrupted: bool) -> None:
     with hold_stops():
-        # A launcher that lives needs it, as one that keeps what is healthy of a failure; one that was killed, or was
-        # still importing when the stop came, has not removed it.
+        # A living launcher needs the key, also one that keeps what is healthy after a failure. One that was killed, or
+        # was still importing when the stop came, has not removed it.
         ended = launcher is None or launcher.poll() is not None
         if ended:
             run.forget_key()

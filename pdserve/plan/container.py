@@ -253,7 +253,8 @@ def docker_list_argv(run_id: str, node: str | None = None) -> tuple[str, ...]:
 
 
 def docker_version_argv(seconds: int) -> tuple[str, ...]:
-    """Return the command that asks the daemon for its version."""
+    """Return the command that asks the daemon for its version. It ends with 124, on the node itself, where the daemon
+    has not answered in time."""
     return ("timeout", str(seconds), "docker", "version", "--format={{.Server.Version}}")
 
 

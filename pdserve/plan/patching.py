@@ -111,8 +111,9 @@ SWITCHES = (host_memory.SWITCH, host_events.SWITCH)
 
 
 def select_server_patches(recipe: Recipe, section: Lmcache, versions: Versions) -> tuple[str, ...]:
-    """Names, in the order of the registry. Raises RecipeError when the recipe's list leaves out one that its own
-    environment asks for, or when lmcache.command would start a server that does not load them."""
+    """Return the names of the patches of an LMCache server, in the order of the registry. Raises RecipeError when the
+    recipe's list lacks a patch that its own environment asks for, or when the server of lmcache.command would not load
+    them."""
     deployment = Deployment(
         versions=versions,
         platform=recipe.platform,

@@ -145,7 +145,7 @@ async def _on_all(
 
 
 Refuse = Callable[[Sequence[PreflightError], Collection[str], Sequence[str]], PreflightError]
-"""Makes one error of those of several nodes, their names, and the names of those that had not answered."""
+"""Makes one error of the errors of several nodes, the nodes' names, and the names of nodes that have not answered."""
 
 
 async def ask_all(work: Mapping[str, Coroutine[Any, Any, ResultT]], patience: float, refused: Refuse) -> list[ResultT]:

@@ -237,7 +237,7 @@ def _judge_failure(need: NodeNeed, end: End, failure: EndFailure, value: str) ->
 
 
 def judge_rails(done: Sequence[tuple[FabricPath, TransferOutcome]]) -> list[Finding]:
-    """Judge those rails of a pair of nodes that move less than half of what the fastest one does."""
+    """Judge the rails between two nodes that move less than half of what the fastest rail does."""
     pairs: dict[tuple[str, str], list[tuple[FabricPath, float]]] = {}
     for path, sent in done:
         if path.rail is not None and sent.timings:

@@ -172,9 +172,11 @@ def raise_failed(findings: Sequence[Finding]) -> None:
 def join_errors(
     errors: Sequence[PreflightError], what: str, *, todo: str | None, also: Sequence[str] = ()
 ) -> PreflightError:
-    """Return the errors of several nodes as one, `what`, so that all can be corrected at once; a single one is itself.
+    """Join the errors of several nodes into one, `what`, so that all can be corrected at once. A single error stays
+    itself.
 
-    Each is among the evidence, and what they have in common is given once. `also`: further lines."""
+    Each is among the evidence, and what they have in common is given once. `also`: further lines.
+    """
     first = errors[0]
     if len(errors) == 1:
         first.evidence = (*first.evidence, *also)

@@ -46,10 +46,10 @@ def check_node(
 ) -> list[Finding]:
     """Check everything that `node` must have for the processes that are `starting` on it (names; None: all of them).
 
-    To be called on that node, with facts gathered there just before. `held_by_us`: ports of the running deployment,
-    whose owners are stopped before they are needed again; `gives_back`: its LMCache servers here that are, so that the
-    memory of those that replace them is not asked for on top of theirs. `mark`: of `write_mark`; None: the run
-    directory is not looked at.
+    This is called on that node, with facts gathered there just before. `held_by_us`: ports of the running deployment,
+    whose owners are stopped before they are needed again; `gives_back`: the LMCache servers of that deployment that are
+    replaced here: their memory is free for the new ones, and is not asked for twice. `mark`: of `write_mark`; None: the
+    run directory is not looked at.
     """
     wanted = [process for process in processes_on(plan, node) if starting is None or process.name in starting]
     findings = [] if mark is None else [find_run_dir(node, Path(plan.run_dir), mark)]

@@ -61,8 +61,8 @@ _LEAVE_SECONDS = 10.0
 _LOGIN_SECONDS = 5.0
 _STEP_SECONDS = 15.0
 """How much longer the others are waited for once one node has failed: for a login after the connection, or a step of
-Slurm. One error shall name all that do not answer, and one that hangs shall not keep it for as long as a container may
-take."""
+Slurm. One error shall name all nodes that do not answer, and a node that hangs shall not delay it for as long as a
+container may take."""
 AnswerT = TypeVar("AnswerT", bound=Answer)
 ResultT = TypeVar("ResultT")
 

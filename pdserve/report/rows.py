@@ -205,7 +205,7 @@ class ProvenanceView:
 
 
 def provenance_view(some: Sequence[tuple[str, Provenance]]) -> ProvenanceView:
-    """Return what is the same and what differs in where results come from. `some`: a name, and what was measured under
+    """Compare where results come from: what is the same, and what differs. `some`: a name, and what was measured under
     it; a name may stand there several times."""
     facts = [(name, facts_of(about)) for name, about in some]
     values: dict[str, dict[str, dict[str, None]]] = {}

@@ -116,7 +116,8 @@ def recorded_change(run: RunDir, plan: Plan) -> Change:
 
 def plan_between(running: Plan, new: Plan, done: Collection[str]) -> Plan:
     """Return the plan of a deployment on its way from `running` to `new`, of which `done` (names of processes) is done:
-    what was started or restarted is as `new` has it, what was stopped is in it no more, all else is as it was."""
+    processes that were started or restarted are as in `new`, stopped ones are gone, and all others are as in
+    `running`."""
     old = {process.name: process for process in running.processes}
     planned = {process.name: process for process in new.processes}
     processes = [planned[name] if name in done else old[name] for name in planned if name in done or name in old]

@@ -53,9 +53,9 @@ class ClearedContainers:
 
 
 async def clear_containers(plan: Plan, state: DeploymentState, run: RunDir, *, lost_only: bool) -> ClearedContainers:
-    """Stops what still runs in containers of a run, as far as it can be reached from this machine, and then removes the
-    shared memory that was theirs and that no living process uses. `lost_only`: on other nodes only where the agent was
-    lost; all others have removed theirs."""
+    """Stop what still runs in containers of a run, as far as this machine can reach it. Then remove their shared memory
+    that no living process uses. `lost_only`: on other nodes only where the agent was lost; all others have removed
+    theirs."""
     there = _reachable(plan, state)
     containers = await stop_left_containers(there, run.run_id)
     unknown = {text.partition(" ")[0] for text in containers.unknown}

@@ -185,8 +185,8 @@ def list_living(state: DeploymentState, run: RunDir) -> list[str]:
 
 
 async def stop_left(state: DeploymentState, run: RunDir) -> str:
-    """Stops all `members`, and removes their cgroups and the shared memory of this machine that is recorded as the
-    run's, also when nothing lives that had it. What became of those that lived; empty: none did."""
+    """Stop all `members`, and remove their cgroups. Remove the run's recorded shared memory on this machine, also when
+    none of its owners lives. Returns what became of members that lived; empty: none did."""
     ledgers = [
         ShmLedger(ledger_file(run.path, node))
         for node, agents in state.nodes.items()

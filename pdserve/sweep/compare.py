@@ -208,8 +208,8 @@ def _in_order(points: Sequence[MeasuredPoint], keys: set[str]) -> Iterator[Key]:
 
 
 def _began(point: MeasuredPoint) -> tuple[float, float]:
-    """Return the time at which the deployment of a point was started, with a result or without: a start that failed is
-    as new as one that did not. Of two points of a start, the one that was over first comes first."""
+    """Return the time at which the deployment of a point was started, with a result or without: a failed start counts
+    like any other. Of two points of one start, the one that was over first comes first."""
     return _started(point), point.written
 
 

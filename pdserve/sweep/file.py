@@ -194,7 +194,7 @@ def _lengths(sweep: Sweep) -> Iterator[Problem]:
 
 
 def _keys(sweep: Sweep) -> Iterator[Problem]:
-    """Yield keys that no point can set, and those of which one is part of another: their order would decide."""
+    """Yield keys that no point can set, and keys that are parts of another one: their order would decide."""
     before: list[tuple[Path, str]] = []
     for group, keys in (("zip", sweep.zip), ("cross", sweep.cross)):
         for key in keys:

@@ -330,7 +330,7 @@ def _why(error: PdserveError | KeyboardInterrupt) -> str:
 
 
 _CHECK = "deployment"
-"""As that of a single measurement, which sees what changes while the client runs."""
+"""A single measurement has a check of this name too, which sees changes while the client runs."""
 
 
 @dataclass(frozen=True)

@@ -101,10 +101,13 @@ class SweepRunner:
     on_point: OnPoint
 
     def run(self, some: Sequence[Point]) -> None:
-        """Measure these points. A point that fails is INVALID, and the next one follows. Raises StateError when a
-        deployment of that name runs that is not the sweep's own, when another process measures one of these or has that
-        name for its own, when one cannot be stopped, or when the record cannot be written, and PreflightError when a
-        client is not installed."""
+        """Measure these points. A point that fails is INVALID, and the next one follows. Raises PreflightError when a
+        client is not installed. Raises StateError when
+
+        - a deployment of that name runs that is not the sweep's own, or cannot be stopped,
+        - another process measures one of these points, or has the name for its own,
+        - the record cannot be written.
+        """
         let_signals_interrupt()  # a TERM before the first start has nothing to stop, and its record has the reason
         if job_of(os.environ) is None:
             _check_clients(some)  # before anything is written; in a job the record of the task has the reason

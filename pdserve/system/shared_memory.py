@@ -185,12 +185,11 @@ class ShmLedger:
         self._makers = {name: ProcessId(pid=pid, start_ticks=ticks) for name, (pid, ticks) in makers.items()}
         self._others: set[str] = set()
         self._foreign = foreign
-        """Keys of those that show who made them and were not ours when they were first looked at: their maker's PID may
-        be one of ours by now, and the time that they show is that of their last change."""
+        """Keys of segments that show their maker and were not ours at the first look: the maker's PID may be one of
+        ours by now, and the time that a segment shows is that of its last change."""
 
     def unknown(self) -> bool:
-        """Return whether there is a segment that may be of one of ours and is not recorded. Cheap: no process is looked
-        at."""
+        """Tell whether there may be a segment of ours that is not recorded. This is cheap: no process is looked at."""
         return any(
             segment.name not in self._names and segment.name not in self._others for segment in self._candidates()
         )
@@ -202,7 +201,7 @@ class ShmLedger:
             self.save()
 
     def record(self, pids: Iterable[int]) -> None:
-        """Adds what these processes use now, and what those that were ever seen have made."""
+        """Add what these processes use now, and what all processes that were ever seen have made."""
         pids = set(pids)
         changed = self._lives.see(pids)
         used = procfs.shared_memory(pids)

@@ -240,8 +240,7 @@ async def prove_clean(target: Target, trials: Trials) -> Outcome:
 
 
 async def left_behind(target: Target, before: Mapping[str, EngineSnapshot], numbers: Numbers) -> str:
-    """Return what engines still have that they had not `before`, as a reason; empty once they are as before. Adds to
-    `numbers`."""
+    """Say what engines hold now and did not hold `before`; empty once they are as before. Adds to `numbers`."""
     began = time.monotonic()
     # Less than prefill keeps KV that is never fetched: what only its timeout frees was left behind.
     seconds = min(_LONGEST_WAIT_SECONDS, target.plan.timeouts.transfer_abort_seconds / 2)

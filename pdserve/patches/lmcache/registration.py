@@ -200,7 +200,7 @@ def _ending_lost_transfers(original: Callable[..., bool]) -> Callable[..., bool]
 
 
 def _end_transfers(adapter: Any) -> int:
-    """End the transfers that wait for an answer of a server that is gone, as failed, and return how many those were.
+    """End the transfers that wait for an answer of a server that is gone, as failed, and return their number.
 
     Others (engine_driven) copy by themselves and may still write to blocks: they end by their own timeout.
     """

@@ -17,8 +17,8 @@ from pdserve.patches.scheduler.stale_completions import only_sends
 class Quarantine:
     """Holds one reference to each block in vLLM's BlockPool, so that the pool cannot hand it out again.
 
-    By request id, because a connector reports no more than that when a transfer has ended. A block that others share (a
-    local prefix) stays theirs: a reference more does not hide it from the prefix cache.
+    Blocks are held by request id: a connector reports nothing else when a transfer has ended. A block that others share
+    (a local prefix) stays theirs: a reference more does not hide it from the prefix cache.
     """
 
     def __init__(self, pool: Any, *, on_change: Callable[[int], None]) -> None:

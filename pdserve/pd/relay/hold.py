@@ -103,8 +103,8 @@ class Hold:
     async def next_life(
         self, client: Client, roles: tuple[EngineRole, ...], left: Lives, lost: Worker, error: ApiError
     ) -> None:
-        """Wait as `engines` does, after the request has failed at `lost`, its last engine of a role. `error`: what it
-        gets when that has not died, and when nobody waits here."""
+        """Wait as `engines` does, after the request has failed at `lost`, its last engine of a role. `error`: raised
+        when `lost` has not died, and when nobody waits here."""
         if not self._waits or self._stopped.is_set():
             raise error
         life = lost.life

@@ -330,7 +330,7 @@ CANCEL: Final = _Responses("cancel", "/v1/responses/{response_id}/cancel", promp
 
 
 def nearest_dialect(path: bytes) -> Dialect:
-    """Return the API in whose shape the client reads an error that asks for a path which is none."""
+    """Return the API whose errors a client reads that asks for an unknown path."""
     return MESSAGES if path.startswith(b"/v1/messages/") else CHAT
 
 

@@ -131,7 +131,8 @@ def _step(raw: bytes, members: Members) -> list[MemberSpan]:
 
 
 def value_behind(raw: bytes, name: str) -> int:
-    """Return where the value begins of the first thing in `raw` that looks like a member of that name; -1: none."""
+    """Return where the value of a member begins: the first thing in `raw` that looks like one of that name; -1:
+    none."""
     at = raw.find(quoted_name(name))
     key = None if at < 0 else _KEY.match(raw, at)
     return -1 if key is None else key.end()

@@ -3,11 +3,13 @@
     {"worker": "prefill-0", "state": "ready"}
     {"workers": [{"name": "prefill-0", ...}, ...], "states": {"prefill-0": "ready", ...}}
 
-The second names all workers of the deployment: those that the proxy lacks come, those that are not among them get no
-request any more and go once their last one is over, one that is another under its name takes its place; what is as it
-was stays. Between the processes of one proxy an admin's orders travel the same way: {"add": {...}},
-{"remove": "decode-3"}, {"reload": true}; and what a rolling restart of them needs: {"admin": "free"},
-{"not_restarted": "why"}, {"retiring": 2}, the number of processes that end what they have begun. Behind {"told": true}
+The second names all workers of the deployment. Those that the proxy lacks come. Those that it has and that are not
+named get no request any more, and go once their last one is over. One that has changed under its name takes the place
+of the old one. All others stay.
+
+Between the processes of one proxy an admin's orders travel the same way: {"add": {...}}, {"remove": "decode-3"},
+{"reload": true}; and what a rolling restart of them needs: {"admin": "free"}, {"not_restarted": "why"}, {"retiring": 2},
+the number of processes that end what they have begun. Behind {"told": true}
 a new process knows what its siblings know.
 """
 
