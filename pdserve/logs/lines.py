@@ -55,8 +55,8 @@ class GrowingLog:
         """The last step did not reach the end of the file."""
 
     def step(self) -> list[str]:
-        """The lines that were finished since the last step, each cut to LINE_CHARACTERS; progress bars (\\r) count as
-        lines. Nothing is read twice, and of a line that does not end only the beginning is kept."""
+        """Return the lines that were finished since the last step, each cut to LINE_CHARACTERS; progress bars (\\r)
+        count as lines. Nothing is read twice, and of a line that does not end only the beginning is kept."""
         data = self._read_step()
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if not end:

@@ -294,7 +294,7 @@ def points(
 
 
 def by_deployment(some: Sequence[Point]) -> list[tuple[Variant, list[Point]]]:
-    """Runs of points of a deployment."""
+    """Return the points that follow each other, grouped by their deployment."""
     return [(key, list(group)) for key, group in itertools.groupby(some, key=lambda point: point.deployment)]
 
 

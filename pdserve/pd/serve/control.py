@@ -8,9 +8,9 @@ named get no request any more, and go once their last one is over. One that has 
 of the old one. All others stay.
 
 Between the processes of one proxy an admin's orders travel the same way: {"add": {...}}, {"remove": "decode-3"},
-{"reload": true}; and what a rolling restart of them needs: {"admin": "free"}, {"not_restarted": "why"}, {"retiring": 2},
-the number of processes that end what they have begun. Behind {"told": true}
-a new process knows what its siblings know.
+{"reload": true}; and what a rolling restart of them needs: {"admin": "free"}, {"not_restarted": "why"},
+{"retiring": 2}, the number of processes that end what they have begun. Behind {"told": true} a new process knows what
+its siblings know.
 """
 
 from __future__ import annotations
