@@ -57,8 +57,8 @@ class ListenSettings(NamedTuple):
 
 
 def start_of(path: Path) -> ListenSettings:
-    """Read the file, as far as it can be read without the modules that serve; else their error.
-    RecipeError: it cannot be used."""
+    """Read the file, as far as it can be read without the modules that serve; else their error. Raises RecipeError when
+    the file cannot be used."""
     try:
         text = path.read_bytes()
     except OSError:
@@ -86,8 +86,8 @@ def load_config(path: Path) -> ProxyConfig:
 
 
 def bound(host: str, port: int, *, shared: bool) -> socket.socket:
-    """Return a socket that is bound but does not listen yet. `shared`: other processes bind the same port. StartError:
-    the address cannot be had."""
+    """Return a socket that is bound but does not listen yet. `shared`: other processes bind the same port. Raises
+    StartError when the address cannot be had."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -128,8 +128,8 @@ def shared_with(inherited: Inheritance) -> SharedFiles | None:
 
 
 def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *, with_control: bool) -> int:
-    """Run as many processes on one port as the configuration has; return the exit code. RecipeError: it cannot be used.
-    StartError: the address cannot be had."""
+    """Run as many processes on one port as the configuration has; return the exit code. Raises RecipeError when it
+    cannot be used. StartError: the address cannot be had."""
     wanted = None
     refused = ""
     try:

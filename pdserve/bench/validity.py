@@ -167,8 +167,8 @@ def nothing_completed(evidence: Evidence) -> Answer:
 
 def too_many_errors(evidence: Evidence) -> Answer:
     """Judge the share of failed requests. A request that was open at the end was so for all of the grace time at least:
-    where every answer took less than half of that, it hung. Not in a trace, where it may have been asked for a longer
-    answer than all others."""
+    where every answer took less than half of that, it hung. This does not hold in a trace, where it may have been asked
+    for a longer answer than all others."""
     alike = bool(evidence.done) and evidence.workload.trace is None
     hung = alike and evidence.load.grace > _HUNG * evidence.slowest
     failed = [record for record in evidence.records if not record.ok and (hung or not record.cut)]

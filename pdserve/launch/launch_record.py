@@ -109,7 +109,7 @@ class KeptRecord:
 
     def _keep_key(self) -> None:
         """Write the key again where it is gone: a logout takes the folder of the key along, and the next login makes it
-        anew. Not in a stop, which takes it away."""
+        anew. This is not done in a stop, which takes the key away."""
         if self._key is None or self._fleet.state.phase == "draining":
             return
         if self._run.read_key_folder() is None:

@@ -22,7 +22,7 @@ _MOST_BYTES = 1 << 24
 
 
 def read_regular(path: Path) -> bytes:
-    """Return the content of a regular file of up to 16 MiB. OSError: it cannot be read, or is none."""
+    """Return the content of a regular file of up to 16 MiB. Raises OSError when the file cannot be read, or is none."""
     # Without O_NONBLOCK opening a pipe waits for who writes to it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -45,7 +45,7 @@ class FileReads:
         self._thread = ThreadPoolExecutor(1, "file-reads")
 
     async def run(self, read: Callable[[], T]) -> T:
-        """Return what `read` gives, or raise what it raises. TimeoutError: it takes longer than READ_SECONDS, or the
-        one before still does. What has begun goes on, and what it gives is dropped."""
+        """Return what `read` gives, or raise what it raises. Raises TimeoutError when it takes longer than
+        READ_SECONDS, or when the call before is not over. What has begun goes on, and what it gives is dropped."""
         async with time_limit(READ_SECONDS):
             return await asyncio.get_running_loop().run_in_executor(self._thread, read)

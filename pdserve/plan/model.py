@@ -106,7 +106,7 @@ class Plan(Frozen):
         return any(argument.startswith("--l2-adapter") for argv in argvs for argument in argv)
 
     def process(self, name: str) -> Process:
-        """Return the process of that name. KeyError if there is none."""
+        """Return the process of that name. Raises KeyError where there is none."""
         for process in self.processes:
             if process.name == name:
                 return process
@@ -124,7 +124,7 @@ class Plan(Frozen):
         return self.processes[0].logs
 
     def node(self, name: str) -> Node:
-        """Return the node of that name. KeyError if there is none."""
+        """Return the node of that name. Raises KeyError where there is none."""
         for node in self.nodes:
             if node.name == name:
                 return node

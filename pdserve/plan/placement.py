@@ -152,7 +152,7 @@ def place(
 
 
 def has_room(recipe: Recipe, nodes: Sequence[Node]) -> bool:
-    """Return whether `place` finds room on these nodes. RecipeError for what fits nowhere."""
+    """Return whether `place` finds room on these nodes. Raises RecipeError for what fits nowhere."""
     _check(recipe)
     return not isinstance(_try(recipe, nodes), _NoRoom)
 

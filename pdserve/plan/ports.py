@@ -133,7 +133,7 @@ class AssignedPorts:
         return self._ranges.get((process, purpose), range(0))
 
     def first(self, process: str, purpose: str) -> int:
-        """Return the first port of that purpose. KeyError if the process has none."""
+        """Return the first port of that purpose. Raises KeyError if the process has none."""
         return self._ranges[process, purpose].start
 
     def pinned(self, process: str) -> dict[str, int]:

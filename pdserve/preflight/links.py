@@ -170,7 +170,8 @@ class RdmaPort(NamedTuple):
 
 
 def rdma_ports(sys: Path = _RDMA) -> list[RdmaPort]:
-    """Return all ports, by device; none without RDMA devices. OSError when the folder is there and cannot be read."""
+    """Return all ports, by device; none without RDMA devices. Raises OSError when the folder is there and cannot be
+    read."""
     if not sys.is_dir():
         return []
     return [

@@ -56,8 +56,8 @@ def is_failed_look(run: RunDir) -> bool:
 
 
 def keep_failed_look(run: RunDir, report: str) -> None:
-    """Write the report of a failed look, so that its run is not discarded. Without room for the report it is: the error
-    has the end of each log too."""
+    """Write the report of a failed look, so that its run is not discarded. Without room for the report the run goes:
+    the error has the end of each log too."""
     with contextlib.suppress(OSError):
         run.write(run.failure, report)
 

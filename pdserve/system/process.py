@@ -165,7 +165,7 @@ class Child:
     async def stop(self, grace: float, before_kill: Callable[[], None] | None = None) -> bool:
         """Send TERM to the root, which stops its own children; then TERM and KILL to what is left of the family.
 
-        Returns True when something had to be killed. Safe to call on a tree that is gone.
+        Returns True when something had to be killed. It is safe to call this on a tree that is gone.
         """
         deadline = time.monotonic() + grace
         if before_kill is not None:

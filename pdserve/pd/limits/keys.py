@@ -123,7 +123,7 @@ def read(path: Path) -> list[ApiKey]:
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a file. RecipeError: there is none that could protect anything."""
+    """Return the token in a file. Raises RecipeError when the file has none that could protect anything."""
     try:
         token = read_regular(path).decode().strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -45,8 +45,8 @@ class Entrance:
         self, tickets: list[Ticket], roles: tuple[EngineRole, ...], client: Client, priority: int, tokens: int
     ) -> list[Ticket]:
         """Return what `enter_now` gave, and a ticket for each role that it had none for, in the order of the roles,
-        which must be the same for all requests. ApiError 429 when a pool is full or the wait too long; ClientGoneError
-        when the client leaves the queue: then all are released."""
+        which must be the same for all requests. Raises ApiError 429 when a pool is full or the wait too long,
+        ClientGoneError when the client leaves the queue: then all tickets are released."""
         try:
             for role in roles[len(tickets) :]:
                 gate = self.gates[role]

@@ -25,8 +25,8 @@ EARLY_SECONDS: Final = 0.005
 class Watch(Wakeable):
     """Watches what may interrupt an attempt: its client, and the death of a worker that it uses.
 
-    The lives are taken once, so that a worker that dies and comes back at once is still a death for this attempt. Must
-    be left with `end`, or workers and client keep poking it.
+    The lives are taken once, so that a worker that dies and comes back at once is still a death for this attempt. It
+    must be left with `end`, or workers and client keep poking it.
     """
 
     __slots__ = ("_future", "_lives", "_loop", "_ready", "_silent", "client", "legs")

@@ -152,8 +152,8 @@ class Body:
         return end - begin
 
     def place(self, name: str) -> tuple[int, int]:
-        """Return begin and end in `raw` of a value of the client's own (a member that was not replaced). KeyError:
-        none."""
+        """Return begin and end in `raw` of a value of the client's own (a member that was not replaced). Raises
+        KeyError where there is none."""
         for span in self._spans:
             if span.name == name:
                 return span.value, span.end

@@ -12,8 +12,8 @@ ENCODED_BYTES = 524_288
 
 
 def as_utf8(raw: bytes, *, whole: bool = True) -> bytes:
-    """Return the body as UTF-8 without a byte order mark. `whole`: false for the first piece of a large body. ApiError
-    400: it is not what its first bytes show, or would take long."""
+    """Return the body as UTF-8 without a byte order mark. `whole`: false for the first piece of a large body. Raises
+    ApiError 400 when a text is not what its first bytes show, or would take long."""
     if raw.startswith(codecs.BOM_UTF8):
         return raw[len(codecs.BOM_UTF8) :]
     encoding = json.detect_encoding(raw[:4])

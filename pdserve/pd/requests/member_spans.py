@@ -37,7 +37,7 @@ _QUOTED: Final[dict[str, bytes]] = {}
 
 def spans_of(raw: bytes, members: Members, compared: dict[str, int]) -> list[MemberSpan]:
     """Return the span of each member of the object `raw`, in order. `compared`: where large values stand that were cut
-    out of it before the others were read; empty: all were read in one. ApiError 400: a name comes twice."""
+    out of it before the others were read; empty: all were read in one. Raises ApiError 400 when a name comes twice."""
     # Where the first name ends, if it has no colon itself: what is guessed wrong is walked slowly.
     colon = raw.find(b":")
     separator = 2 if raw[colon + 1 : colon + 2] == b" " else 1
@@ -139,7 +139,8 @@ def value_behind(raw: bytes, name: str) -> int:
 
 
 def quoted_name(name: str) -> bytes:
-    """Return a member's name as programs write it, kept for the next one. ApiError 400: it is very long."""
+    """Return a member's name as programs write it, kept for the next one. Raises ApiError 400 when the name is very
+    long."""
     known = _QUOTED.get(name)
     if known is not None:
         return known

@@ -42,8 +42,8 @@ class ServedModels:
     __slots__ = ("_any", "_as_written", "_unknown", "names")
 
     def __init__(self, unknown: Callable[[str], None]) -> None:
-        """Begin without a model. `unknown` is asked what becomes of a request for a model that is not served: ApiError,
-        or it is passed on."""
+        """Begin without a model. `unknown` is asked what becomes of a request for a model that is not served: it raises
+        ApiError, or the request is passed on."""
         self._unknown = unknown
         self.names: dict[str, int | None] = {}
         """Name of a model -> the longest prompt that every worker takes, None when they do not report it."""
@@ -66,7 +66,7 @@ class ServedModels:
         self._any = _Model(only, min([limit for limit in names.values() if limit is not None], default=None))
 
     def check(self, dialect: Dialect, body: Body) -> str:
-        """Return the model that a body means; empty: not known. ApiError: every engine would refuse this."""
+        """Return the model that a body means; empty: not known. Raises ApiError for what every engine would refuse."""
         model = self._any
         if "model" in body.members:
             written = _name(body)

@@ -40,7 +40,7 @@ _LARGE_BYTES = 128 * 1024
 
 
 class ClientTls:
-    """The certificate that clients are shown. RecipeError: it cannot be used."""
+    """The certificate that clients are shown. Raises RecipeError when it cannot be used."""
 
     def __init__(self, settings: TlsSettings) -> None:
         self._settings = settings

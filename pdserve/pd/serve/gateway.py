@@ -66,7 +66,7 @@ _TRIAL_TOKENS = 2
 
 
 class Gateway:
-    """The state of one proxy process: the Handler of its front, and the ServedGateway of its server. Must be made
+    """The state of one proxy process: the Handler of its front, and the ServedGateway of its server. It must be made
     inside its loop."""
 
     def __init__(

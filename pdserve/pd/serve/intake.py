@@ -88,5 +88,5 @@ class Intake:
         return asked
 
     def count(self, key: ApiKey) -> QuotaUse | None:
-        """Count a request against the limits of its key; ApiError 429: it has reached one."""
+        """Count a request against the limits of its key; raises ApiError 429 when it has reached one."""
         return None if self._quotas is None else self._quotas.enter(key)

@@ -118,8 +118,8 @@ def _as_many(path: Path, count: int, per_node: int) -> Line | None:
 
 
 def shared_devices(recipe: Recipe) -> Iterator[Problem]:
-    """Warn of two instances that name the same device: they need two nodes, although there is room on one. Not where
-    they need several in any case."""
+    """Warn of two instances that name the same device: they need two nodes, although there is room on one. Nothing is
+    said where they need several in any case."""
     needed = sum(role.instances * role.parallel.workers for _, role in recipe.roles())
     several = recipe.devices_per_node and needed > recipe.devices_per_node
     if several or (recipe.slurm.nodes or 1) > 1 or any(role.parallel.nodes > 1 for _, role in recipe.roles()):
