@@ -450,8 +450,8 @@ class Recovery:
         )
 
     async def _kv_crosses(self, name: str) -> bool:
-        """KV crosses between a new engine and its peers, as far as the fault is not theirs; broken peers are restarted
-        (bad_peers.py)."""
+        """Tell whether KV crosses between a new engine and its peers, as far as the fault is not theirs; broken peers
+        are restarted (bad_peers.py)."""
         while True:
             outcomes = await self._proofs.crosses(name)
             verdict = self._judge.judge(outcomes, time.monotonic())
@@ -582,8 +582,8 @@ class Recovery:
             self._fleet.hold(engine, _down_reason(server.process))
 
     async def _prove_all_for_server(self, server: LmcacheServer, but: Collection[str] = ()) -> None:
-        """Every living engine of a server that answers again: registered and proven, or restarted. No more of them once
-        that is gone again, or silent: who called this, or what ends the silence, goes on."""
+        """Prove every living engine of a server that answers again, and return it, or restart it. Once the server is
+        gone again, or silent, no more of them are: who called this, or what ends the silence, goes on."""
         gone = asyncio.ensure_future(self._fleet.until(lambda: not self._is_ready(server)))
         try:
             for engine in server.engines:
@@ -623,7 +623,7 @@ class Recovery:
             self._waiting.remove(asyncio.current_task())
 
     async def _restart_for_server(self, engine: str, server: LmcacheServer) -> None:
-        """The restart of an engine that does not return to its server: its own recovery, so that what becomes of it
+        """Restart an engine that does not return to its server, as its own recovery, so that what becomes of it
         meanwhile begins no second one."""
         back = await self._restart_once(engine)
         self._fleet.release(engine, _down_reason(server.process))

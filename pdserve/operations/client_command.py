@@ -34,7 +34,8 @@ class ClientCommand:
     """One command, run once at most."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        """`environ`: what it inherits. Raises CommandError when there is no such program, before anything starts."""
+        """Find the program of a command. `environ`: what the command inherits. Raises CommandError when there is no
+        such program, before anything starts."""
         self._argv = tuple(argv)
         self._environ = environ
         self._ended: Exit | None = None
@@ -44,7 +45,7 @@ class ClientCommand:
             raise _cannot_run(argv[0], PermissionError() if is_there else FileNotFoundError())
 
     def check(self, plan: Plan) -> None:
-        """Raises PreflightError when the proxy of this plan could not be reached from here."""
+        """Check that the command can reach the proxy of a plan from here. Raises PreflightError."""
         node = plan.node(plan.process("proxy").node)
         if plan.proxy_place and not is_named_here(node.hostname or node.name):
             raise PreflightError(
@@ -54,8 +55,8 @@ class ClientCommand:
             )
 
     async def run(self, plan: Plan, state: DeploymentState, key: str, record: Record) -> None:
-        """Returns when it has ended. Cancelled: it gets a TERM, and a KILL after `timeouts.stop_seconds`; cancelled
-        once more: a KILL at once."""
+        """Run the command to its end. When this is cancelled, the command gets a TERM, and a KILL after
+        `timeouts.stop_seconds`; when cancelled once more, a KILL at once."""
         ours = {ENDPOINT: state.endpoint, MODEL: plan.served_name, API_KEY: key}
         name = marker(state.run_id, state.token, "command.1")
         with contextlib.suppress(OSError):  # a kernel that only looks like Linux: what leaves its session is not found
@@ -99,7 +100,7 @@ async def _end_of(child: Child) -> Exit:
 
 
 async def _stop(child: Child, grace: float) -> None:
-    """It, and what it has left in its session."""
+    """Stop the command, and what it has left in its session."""
     try:
         await child.stop(grace)
     except asyncio.CancelledError:

@@ -102,8 +102,9 @@ class SlurmTask(SlurmState):
 def submit(script: str, options: Sequence[str] = ()) -> str:
     """Give a batch script to sbatch and return the job's id. `options`: of sbatch, that win over those of the script.
 
-    To be called in `hold_stops`: an sbatch that is cut off may have given the job to Slurm already, and nobody would
-    know its id. Raises PreflightError with sbatch's own words."""
+    This is called within `hold_stops`: an sbatch that is cut off may have given the job to Slurm already, and nobody
+    would know its id. Raises PreflightError with sbatch's own words.
+    """
     if shutil.which("sbatch") is None:
         raise PreflightError(
             "--slurm: there is no sbatch on this machine's PATH",

@@ -97,8 +97,8 @@ class LoadedSweep:
 
 
 def load_sweep(path: FilePath) -> LoadedSweep:
-    """The sweep file at `path`. RecipeError has all that is wrong at once. `${NAME}` in a value of the recipe is read
-    where the recipe is."""
+    """Load the sweep file at `path`. RecipeError has all that is wrong at once. `${NAME}` in a value of the recipe is
+    read where the recipe is."""
     document = recipe_document.read_file(path, "sweep file")
     if "model" in document.data and "recipe" not in document.data:
         raise RecipeError(

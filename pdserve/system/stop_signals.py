@@ -84,8 +84,8 @@ class _Held:
 
 
 def hear_stops(asked: Asked) -> None:
-    """Within `hold_stops`: `asked` is called with each signal that came, at once, and then with each that comes, in the
-    event loop that runs."""
+    """Call `asked` with each signal that came, at once, and then with each that comes, in the event loop that runs.
+    This is called within `hold_stops`."""
     held = signal.getsignal(signal.SIGTERM)
     assert isinstance(held, _Held), "signals are heard within `hold_stops`"
     held.hear(asked, asyncio.get_running_loop())

@@ -40,7 +40,8 @@ def raised_limit() -> int:
 
 
 def clients_that_fit(wanted: int, legs: int) -> int:
-    """Connections of clients, at most `wanted`, if each of them may need so many connections to engines."""
+    """Return how many clients may be connected, at most `wanted`, if each of them may need so many connections to
+    engines."""
     limit = raised_limit()
     fit = max(1, (limit - RESERVED) // (1 + legs))
     if fit < wanted:
