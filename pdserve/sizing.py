@@ -628,7 +628,7 @@ class StartTime(Frozen):
 
 
 class Sizing(Frozen):
-    """Everything that `pdserve plan` prints."""
+    """Holds everything that `pdserve plan` prints."""
 
     name: str
     model: str

@@ -278,7 +278,7 @@ class DownloadError(Exception):
 
 
 class Revision(NamedTuple):
-    """The commit that is there now."""
+    """Names the commit that is in the cache folder now."""
 
     commit: str
     size: int | None

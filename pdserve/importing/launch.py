@@ -112,7 +112,7 @@ class EngineLaunch:
 
 @dataclass
 class Launch:
-    """Everything that a recipe is made of."""
+    """Holds everything that a recipe is made of."""
 
     file: str
     format: str

@@ -37,7 +37,7 @@ OWN_PROXY = "pdserve has a proxy of its own (section proxy)"
 
 @dataclass(frozen=True)
 class Collection:
-    """The hardware, and the strategies and stores by name."""
+    """Holds the hardware of the collection, and its strategies and stores by name."""
 
     taxonomy: Tree
     strategies: Mapping[str, Tree]

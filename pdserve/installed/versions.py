@@ -38,5 +38,6 @@ class Versions(BaseModel):
     """Package -> the release whose code an untagged build has (patches/verdict.py)."""
 
     def as_releases(self) -> Versions:
-        """Return them with the release in place of each untagged build whose code it has: what is known of it holds."""
+        """Return the versions with the release in place of each untagged build whose code it has: what is known of it
+        holds."""
         return self.model_copy(update={**self.same_code, "same_code": {}})

@@ -21,7 +21,7 @@ from pdserve.errors import PreflightError
 
 
 class UnknownModelError(Exception):
-    """The config.json does not allow to compute this. The message is a clause: why."""
+    """Says that a config.json does not allow to compute what is asked. The message is a clause: why."""
 
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")

@@ -35,7 +35,8 @@ _UNEVEN = 1.5
 
 @dataclass(frozen=True)
 class KvFlags:
-    """The part that flags and platform decide. `model_len` and `in_flight` only count blocks of a request."""
+    """Holds the part of the KV cache that flags and platform decide. `model_len` and `in_flight` only count blocks of a
+    request."""
 
     model_len: int
     block_size: int

@@ -208,7 +208,7 @@ _GATED_DELTA = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwe
 
 @dataclass(frozen=True)
 class State:
-    """A convolution's last inputs, and the state proper."""
+    """Describes the state of a layer: a convolution's last inputs, and the state proper."""
 
     channels: int
     """The channels of the convolution."""

@@ -73,7 +73,7 @@ class Distribution:
 
 
 class MetricsWindow:
-    """The readings of all processes within the last `seconds`."""
+    """Holds the readings of all processes within the last `seconds`."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds

@@ -53,7 +53,7 @@ class Exposure(Frozen):
 
 
 class Plan(Frozen):
-    """Everything that `up` will do, decided before it starts."""
+    """Holds everything that `up` will do, decided before it starts."""
 
     schema_version: SchemaVersion = SCHEMA
     name: str

@@ -19,13 +19,13 @@ from pdserve.recipe.sections import Timeouts
 
 
 class Local(Frozen):
-    """A child of the launcher."""
+    """Reaches the node through a child of the launcher."""
 
     kind: Literal["local"] = "local"
 
 
 class Srun(Frozen):
-    """A step of a Slurm job."""
+    """Reaches the node through a step of a Slurm job."""
 
     kind: Literal["srun"] = "srun"
     job: str
@@ -37,7 +37,7 @@ class Srun(Frozen):
 
 
 class Ssh(Frozen):
-    """A session on a host."""
+    """Reaches the node through a session on a host."""
 
     kind: Literal["ssh"] = "ssh"
     destination: str

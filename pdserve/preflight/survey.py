@@ -69,7 +69,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Survey:
-    """All that is known of the nodes. `findings` hold at least one failure when the plan must not be started."""
+    """Holds all that is known of the nodes. `findings` hold at least one failure when the plan must not be started."""
 
     plan: Plan
     findings: tuple[Finding, ...]

@@ -47,7 +47,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Candidates:
-    """All machines, in the order in which roles are placed on them. `origin`: where they come from, for messages."""
+    """Holds all machines, in the order in which roles are placed on them. `origin`: where they come from, for
+    messages."""
 
     origin: str
     machines: tuple[Candidate, ...]

@@ -54,7 +54,7 @@ class SweepDifference(Frozen):
 
 
 class PointPair(Frozen):
-    """A point that both have measured."""
+    """Holds a point that both sweeps have measured."""
 
     letter: str
     title: str

@@ -32,7 +32,7 @@ class Proof(BaseModel):
 
 
 class Report(BaseModel):
-    """All proofs that apply to the deployment, in a fixed order."""
+    """Holds all proofs that apply to the deployment, in a fixed order."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -72,7 +72,7 @@ class Report(BaseModel):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Status, numbers and, unless proven, the reason and where to look."""
+    """Holds the status of a proof, its numbers and, unless proven, the reason and where to look."""
 
     status: Status
     numbers: Numbers = field(default_factory=dict)

@@ -74,7 +74,7 @@ or they are ages."""
 
 
 class Snapshot(msgspec.Struct):
-    """All numbers of one process."""
+    """Holds all numbers of one process."""
 
     histograms: dict[str, tuple[list[int], float]]
     counters: dict[str, list[tuple[Labels, int]]]

@@ -66,7 +66,7 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class Schedule:
-    """All requests of a load, by number."""
+    """Makes all requests of a load, by number."""
 
     pool: tuple[int, ...]
     """Tokens that prompts are made of."""
