@@ -120,7 +120,7 @@ class PendingStops:
 
 Routing = Literal["starting", "ready", "draining", "dead"]
 Trouble = Died | Late | Health | Gone
-"""What the launcher decides about: a death, a lateness, a silence or its end, a lost node."""
+"""An event that the launcher decides about: a death, a lateness, a silence or its end, a lost node."""
 
 SILENT = "does not answer"
 """Reason for holding a process that lives but is stopped or does not answer its probe."""

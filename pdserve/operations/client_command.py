@@ -26,8 +26,8 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 _SIGNALLED = 128
 _COLLECT_SECONDS = 1.0
 _SETTLE_SECONDS = 2.0
-"""From a command that has failed to its exit code: a death in the deployment that was its cause is known by then, and
-is the error instead."""
+"""The pause between the failure of a command and its exit code: a death in the deployment that was its cause is known
+by then, and is the error instead."""
 
 
 class ClientCommand:

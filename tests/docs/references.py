@@ -125,6 +125,6 @@ MADE: dict[str, Callable[[], Iterator[str]]] = {
 
 
 def main() -> None:
-    """Write all of them anew."""
+    """Write every page anew."""
     for name in MADE:
         (REPOSITORY / "docs" / name).write_text(page(name))

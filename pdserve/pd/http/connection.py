@@ -61,13 +61,13 @@ def _unread(transport: asyncio.WriteTransport) -> int:
 
 
 MAX_HEADERS: Final = 256
-"""Of one request: each takes far more memory than its bytes."""
+"""The most headers of one request: each takes far more memory than its bytes."""
 RETRY_SECONDS: Final = 1
 NO_PLACE_RESPONSE: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: %d\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
     % RETRY_SECONDS
 )
-"""For a connection that nothing is read from."""
+"""The answer to a connection that nothing is read from."""
 _ONCE: Final = (b"host", b"content-length", b"transfer-encoding")
 """Headers that decide who is asked and where a request ends."""
 

@@ -88,7 +88,7 @@ class EngineIds:
 
     def __init__(self) -> None:
         self._known: dict[Worker, tuple[int, list[tuple[str, str]]]] = {}
-        """By the worker itself: another one may have its name by now."""
+        """The ids by the worker itself, and not by its name: another one may have that by now."""
         self._turns: dict[str, int] = {}
 
     def next(self, worker: Worker) -> Transfer | None:
