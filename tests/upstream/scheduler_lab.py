@@ -108,6 +108,8 @@ class Lab:
             },
         )
         self.config.cache_config.num_gpu_blocks = num_blocks
+        # A CPU's platform turns it off; what is looked at here is a device's scheduler.
+        self.config.scheduler_config.async_scheduling = async_scheduling
         if recurrent_state:
             self.config.cache_config.mamba_cache_mode = "align"
             self.config.cache_config.mamba_block_size = block_size
