@@ -112,12 +112,11 @@ def test_every_room_of_the_table_is_there_and_every_module_is_in_one() -> None:
 
 def test_engines_are_imported_nowhere_but_in_the_patches_that_wrap_them() -> None:
     engines = {"vllm", "lmcache", "mooncake", "torch", "transformers"}
-    # The client of a benchmark, the look at Mooncake's wheel, a reader of command lines and an end of a transfer are
-    # programs of their own, run by the engines' interpreter.
+    # The client of a benchmark, the look at Mooncake's wheel and an end of a transfer are programs of their own, run by
+    # the engines' interpreter.
     programs = (
         "pdserve.bench.vllm_program",
         "pdserve.installed.distributions",
-        "pdserve.operations.vllm_parser_program",
         "pdserve.preflight.transfer_program",
     )
     others = [m for m in MODULES if room(m) not in ("pdserve.patches", "pdserve.connectors") and m not in programs]

@@ -13,7 +13,7 @@ import typer
 from pdserve.importing.launch import Draft, ImportChoice
 from pdserve.importing.recipe_text import line
 from pdserve.operations import import_recipe
-from pdserve.operations.import_recipe import Ask, save
+from pdserve.operations.import_recipe import save
 from pdserve.operations.init_recipe import first_recipe
 from pdserve.starter.draft import HARDWARE
 from pdserve.starter.goal import Goal
@@ -28,10 +28,10 @@ def variables(texts: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in (text.partition("=") for text in texts)}
 
 
-def run_import(file: Path, out: Path | None, choice: ImportChoice, ask: Ask) -> None:
+def run_import(file: Path, out: Path | None, choice: ImportChoice) -> None:
     """Prints the recipe, or writes it to `out`; what was not carried over goes to stderr. Raises RecipeError, and
     SourceDifferenceError for an import in part."""
-    recipe = import_recipe.import_file(file, choice, ask=ask)
+    recipe = import_recipe.import_file(file, choice)
     if out is None:
         typer.echo(recipe.text, nl=False)
     else:
@@ -41,10 +41,10 @@ def run_import(file: Path, out: Path | None, choice: ImportChoice, ask: Ask) -> 
     import_recipe.check_whole(recipe, file)
 
 
-def import_sweep(file: Path, out: Path, sweep: Path, ask: Ask) -> None:
+def import_sweep(file: Path, out: Path, sweep: Path) -> None:
     """Writes a recipe and a sweep file over it; what was not carried over goes to stderr. Raises RecipeError, and
     SourceDifferenceError for an import in part."""
-    made = imported.import_sweep(file, out, sweep, os.environ, ask)
+    made = imported.import_sweep(file, out, sweep, os.environ)
     imported.write_sweep(made, out, sweep)
     _warn([import_recipe.ImportedRecipe(made.recipe, made.draft.recipe, loaded) for loaded in made.recipes])
     for note in made.draft.notes:
@@ -56,9 +56,9 @@ def import_sweep(file: Path, out: Path, sweep: Path, ask: Ask) -> None:
     imported.check_whole(made, file)
 
 
-def check_recipe(recipe: Path, file: Path, choice: ImportChoice, ask: Ask) -> None:
+def check_recipe(recipe: Path, file: Path, choice: ImportChoice) -> None:
     """Prints that the recipe is what the file describes. Raises SourceDifferenceError where it departs."""
-    import_recipe.compare(recipe, file, choice, ask)
+    import_recipe.compare(recipe, file, choice)
     typer.echo(f"{recipe}: what {file} describes")
 
 

@@ -1,24 +1,21 @@
 """Command lines of engines as other tools write them -> the flags of a recipe.
 
 vLLM's parser takes `_` for `-`, short names, any beginning of a name that fits no other (argparse), a whole JSON object
-or its keys one by one (`--attention-config.backend X`), and `--no-x`. The names are those of a list, or those of an
-installed vLLM, whose parser also refuses what its version does not take. No engine is imported here: an installed one
-is asked by operations/vllm_parser_program.py.
+or its keys one by one (`--attention-config.backend X`), and `--no-x`. The names are those of a list: no vLLM is needed
+to read a launch, and the one that is installed here may not be the one that the launch is for.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
 from pydantic_core import from_json
 
-from pdserve.importing.launch import CommandLine, Launch, SourcedValue
-from pdserve.recipe.flags import flag_words
-from pdserve.recipe.load import show, yaml12
+from pdserve.importing.launch import SourcedValue
+from pdserve.recipe.load import yaml12
 from pdserve.recipe.vllm_names import FLAGS, LISTS, SWITCHES
 
 
@@ -119,10 +116,10 @@ class ImportedFlag:
     spelled: str | None = None
 
 
-def flag(name: str, value: Any, names: FlagNames = LISTED) -> ImportedFlag:
+def flag(name: str, value: Any) -> ImportedFlag:
     """Return one flag of a recipe. `value`: True for a flag without one, text as it was written, or data. A dotted name
     gives a mapping, `--no-x` gives x: false."""
-    first, _, keys = names.named(name).partition(".")
+    first, _, keys = LISTED.named(name).partition(".")
     if keys:
         if keys.endswith("+"):
             keys, value = keys[:-1], str(value).split(",")
@@ -130,7 +127,7 @@ def flag(name: str, value: Any, names: FlagNames = LISTED) -> ImportedFlag:
         for key in reversed(keys.split(".")):
             value = {key: value}
         return ImportedFlag(first, value, name.partition(".")[0])
-    if value is True and (off := names.switched_off(first)) is not None:
+    if value is True and (off := LISTED.switched_off(first)) is not None:
         return ImportedFlag(off, False)
     return ImportedFlag(first, value if first in _TEXTS else typed_value(value))
 
@@ -166,7 +163,7 @@ def merge_flags(flags: Iterable[tuple[ImportedFlag, SourcedValue]]) -> dict[str,
     return {**args, **dict(dotted.values())}
 
 
-def from_argv(words: Sequence[str], names: FlagNames = LISTED) -> Iterator[tuple[int, ImportedFlag | str]]:
+def from_argv(words: Sequence[str]) -> Iterator[tuple[int, ImportedFlag | str]]:
     """Yield the flags of a command line, each with the number of its word; what belongs to no flag comes as it is."""
     index = 0
     while index < len(words):
@@ -180,14 +177,14 @@ def from_argv(words: Sequence[str], names: FlagNames = LISTED) -> Iterator[tuple
             continue
         name, equals, inline = word.partition("=")
         values = [inline] if equals else []
-        most = 0 if equals else names.most_words(name)
+        most = 0 if equals else LISTED.most_words(name)
         while (most is None or len(values) < most) and index < len(words) and not _WORD.match(words[index]):
             values.append(words[index])
             index += 1
         value: Any = True if not values else values[0]
         if len(values) > 1:
-            value = values if names.named(name) in _TEXTS else [typed_value(item) for item in values]
-        yield start, flag(name, value, names)
+            value = values if LISTED.named(name) in _TEXTS else [typed_value(item) for item in values]
+        yield start, flag(name, value)
 
 
 def _json(value: Any) -> Any:
@@ -209,115 +206,3 @@ def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
         else:
             both[key] = value
     return both
-
-
-class ParsedLine(BaseModel):
-    """One command line as the parser read it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    flags: Mapping[str, bool | Sequence[str]]
-    """Whole names without dashes -> their words, or whether a switch is on."""
-    refused: Mapping[str, str]
-    """Flags -> why this version does not take them. No value is repeated: it may be a secret."""
-    repeated: frozenset[str]
-    """Flags that take a word each time that they are given, and are given several times."""
-    variables: Mapping[str, str]
-    """Variables of vLLM -> why this version does not take them."""
-
-
-class InstalledParser(BaseModel):
-    """An installed vLLM answers with its names and with what its parser makes of command lines."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    version: str
-    names: frozenset[str]
-    short: Mapping[str, str]
-    switches: frozenset[str]
-    lists: frozenset[str]
-    lines: Sequence[ParsedLine]
-    """The lines that were asked about, in that order."""
-
-    def flag_names(self) -> FlagNames:
-        """Return the parser's names, to read other lines by."""
-        return FlagNames(self.names, self.short, self.switches, self.lists)
-
-
-@dataclass(frozen=True)
-class LineReader:
-    """Reads command lines by the names of pdserve's list, or as an installed vLLM reads them."""
-
-    names: FlagNames = LISTED
-    version: str | None = None
-    """The version of the vLLM whose parser was asked; None: the list."""
-    lines: Mapping[CommandLine, ParsedLine] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, parser: InstalledParser, asked: Sequence[CommandLine]) -> LineReader:
-        """Return the reader that an installed parser makes. `asked`: the lines to which `parser` has the answers."""
-        return cls(parser.flag_names(), parser.version, dict(zip(asked, parser.lines, strict=True)))
-
-
-BY_LIST = LineReader()
-"""Where no vLLM was asked."""
-
-
-def line_of(args: Mapping[str, SourcedValue], env: Mapping[str, SourcedValue]) -> CommandLine:
-    """Return the command line of flags that are data. A model stands first: it would take the next free word
-    otherwise."""
-    return CommandLine(("MODEL", *flag_words({name: at.value for name, at in args.items()})), variables_of(env))
-
-
-def variables_of(env: Mapping[str, SourcedValue]) -> tuple[tuple[str, str], ...]:
-    """Return the variables of vLLM, without its API key."""
-    return tuple(
-        (name, str(at.value))
-        for name, at in env.items()
-        if name.startswith("VLLM_") and isinstance(at.value, str | int | float) and not show.secret_name(name)
-    )
-
-
-def as_parsed(
-    args: dict[str, SourcedValue], line: CommandLine, reader: LineReader, launch: Launch, at: SourcedValue
-) -> dict[str, SourcedValue]:
-    """Correct the flags of a command line by what the installed parser says of it. `args`: the flags as the names give
-    them, in their order; `at`: where the role is described. The parser's values hold. What its version does not take
-    stays in the recipe, and is a note."""
-    parsed = reader.lines.get(line)
-    if parsed is None:
-        return args
-    for name, why in (*parsed.refused.items(), *parsed.variables.items()):
-        shown = name if name in parsed.variables else f"--{name}" if name else "vllm serve"
-        place = args.get(name, at)
-        launch.note(
-            SourcedValue(None, shown, place.line), f"vLLM {reader.version}, which is installed here: {why}", "confirm"
-        )
-    return _corrected(args, parsed, launch, at) if parsed.flags else args
-
-
-def _corrected(
-    args: dict[str, SourcedValue], parsed: ParsedLine, launch: Launch, at: SourcedValue
-) -> dict[str, SourcedValue]:
-    corrected: dict[str, SourcedValue] = {}
-    for name in (*args, *(name for name in parsed.flags if name not in args)):
-        ours = args.get(name)
-        if name not in parsed.flags:
-            # A word that the parser reads as a part of another flag is no flag; one that it refuses is.
-            if ours is not None and name in parsed.refused:
-                corrected[name] = ours
-            continue
-        words = parsed.flags[name]
-        if ours is None:
-            ours = SourcedValue(None, f"--{name}", at.line)
-        if name in parsed.repeated:
-            launch.note(ours, "given several times, which args of a recipe cannot: it has the last one", "served")
-            words = words if isinstance(words, bool) else words[-1:]
-        corrected[name] = ours.of(_value(name, words))
-    return corrected
-
-
-def _value(name: str, words: bool | Sequence[str]) -> object:
-    if isinstance(words, bool):
-        return words
-    return flag(f"--{name}", words[0]).value if len(words) == 1 else [typed_value(word) for word in words]

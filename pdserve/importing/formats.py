@@ -11,7 +11,6 @@ from packaging.version import InvalidVersion, Version
 
 from pdserve.errors import RecipeError
 from pdserve.importing import shell_script, srt_recipe, vllm_recipe
-from pdserve.importing.command_line import BY_LIST, LineReader
 from pdserve.importing.launch import Draft, ImportChoice, Launch, Note, SourcedValue
 from pdserve.importing.recipe_draft import draft
 from pdserve.importing.srt_variants import has_several, unlike_srtctl, variants
@@ -43,18 +42,17 @@ def import_launch(
     file: str,
     choice: ImportChoice,
     beside: Mapping[str, str] | None = None,
-    lines: LineReader = BY_LIST,
 ) -> Draft:
     """Return the recipe that `text` describes. `beside`: the other files of a collection of recipes, by their paths in
     it. Raises RecipeError for what cannot become a recipe."""
     if shell_script.matches(text) and not file.endswith((".yaml", ".yml")):
         _check_choice(choice, file, shell_script.OPTIONS)
-        return _draft(shell_script.launch(text, file, choice, lines), text)
+        return _draft(shell_script.launch(text, file, choice), text)
     tree = read(text, file)
     if is_recipe(tree):
         _check_choice(choice, file, vllm_recipe.OPTIONS)
         # Its text is a guide too, whose commands are of other ways to install.
-        return _draft(vllm_recipe.launch(tree, _collection(file, beside or {}), choice, lines), "")
+        return _draft(vllm_recipe.launch(tree, _collection(file, beside or {}), choice), "")
     if not srt_recipe.matches(tree):
         raise RecipeError(
             "this is no launch that pdserve can read",
@@ -62,7 +60,7 @@ def import_launch(
             todo="give a recipe of srt-slurm, one of vLLM's recipes, or a shell script with a line `vllm serve`",
         )
     _check_choice(choice, file, srt_recipe.OPTIONS)
-    return _of_variants(variants(tree), text, file, choice.variant, lines)
+    return _of_variants(variants(tree), text, file, choice.variant)
 
 
 def _check_choice(choice: ImportChoice, file: str, known: Sequence[str]) -> None:
@@ -93,22 +91,22 @@ def _named_files(beside: Mapping[str, str], folder: str) -> dict[str, Tree]:
     return {str(tree.get("name")): tree for tree in trees}
 
 
-def _of_variants(trees: Mapping[str, Tree], text: str, file: str, name: str | None, lines: LineReader) -> Draft:
+def _of_variants(trees: Mapping[str, Tree], text: str, file: str, name: str | None) -> Draft:
     """Return the variant of that name; without a name the only one, or the first where all serve the same."""
     if name is not None:
         if name not in trees:
             raise RecipeError(f"there is no variant {name}", where=file, todo=_choose(trees))
-        return _draft(srt_recipe.launch(trees[name], lines), text)
+        return _draft(srt_recipe.launch(trees[name]), text)
     if "base" in trees and len(trees) > 1 and not srt_recipe.has_roles(trees["base"]):
         trees = {variant: tree for variant, tree in trees.items() if variant != "base"}
-    drafts = {variant: _draft(srt_recipe.launch(tree, lines), text) for variant, tree in trees.items()}
+    drafts = {variant: _draft(srt_recipe.launch(tree), text) for variant, tree in trees.items()}
     first = next(iter(drafts.values()))
     if any(other.served() != first.served() for other in drafts.values()):
         raise RecipeError(f"the file describes {len(drafts)} deployments", where=f"{file}:1", todo=_choose(trees))
     return first
 
 
-def import_variants(text: str, file: str, lines: LineReader = BY_LIST) -> SweepDraft | None:
+def import_variants(text: str, file: str) -> SweepDraft | None:
     """Return all deployments of `text` as a recipe and a sweep over it; None: it is no recipe of srt-slurm with
     several. A variant that cannot become a recipe is a note. Raises RecipeError where none can."""
     if not file.endswith((".yaml", ".yml")):
@@ -124,7 +122,7 @@ def import_variants(text: str, file: str, lines: LineReader = BY_LIST) -> SweepD
     refused: RecipeError | None = None
     for name, variant in trees.items():
         try:
-            made.append(ImportedVariant(name, _draft(srt_recipe.launch(variant, lines), text), read_benchmark(variant)))
+            made.append(ImportedVariant(name, _draft(srt_recipe.launch(variant), text), read_benchmark(variant)))
         except RecipeError as error:
             refused = refused or error
             notes.append(Note(SourcedValue(None, name or "the file", 0), f"it is no point: {error.what}", "served"))

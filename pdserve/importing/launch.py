@@ -5,19 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Literal
 
 from pdserve.roles import EngineRole
-
-
-class FlagSource(StrEnum):
-    """A vLLM that is installed, or a list, knows the flags of engines."""
-
-    VLLM = "vllm"
-    """The parser of the vLLM that is installed; without one, the list."""
-    LIST = "list"
-    """The flags of one version, as pdserve lists them."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +49,6 @@ unused: it belongs to a benchmark, to the other tool's frontend or to its servic
 
 
 @dataclass(frozen=True)
-class CommandLine:
-    """The words behind `vllm serve` as a file has them, and the variables of vLLM in its environment."""
-
-    words: tuple[str, ...]
-    variables: tuple[tuple[str, str], ...] = ()
-    """Names and values."""
-
-
-@dataclass(frozen=True)
 class SourcedValue:
     """A value and where it was written."""
 
@@ -106,8 +87,6 @@ class EngineLaunch:
     env: dict[str, SourcedValue] = field(default_factory=dict)
     kv_transfer: SourcedValue | None = None
     """vLLM's own mapping."""
-    line: CommandLine | None = None
-    """What `args` were read from, for the parser of an installed vLLM."""
 
 
 @dataclass
@@ -156,10 +135,6 @@ class Draft:
     format: str
     versions: Mapping[str, SourcedValue] = field(default_factory=dict)
     """Package -> its version, where the file names one (formats.py)."""
-    lines: tuple[CommandLine, ...] = ()
-    """The command lines of the engines of each role, as the file has them."""
-    parser: str = ""
-    """Who read their flags, for people."""
 
     def served(self) -> dict[str, Any]:
         """Return the part of the document that says what is served: without names and the like."""

@@ -62,8 +62,7 @@ class _Writer:
         self.put(("slurm",), launch.slurm)
         if launch.image is not None:
             self.put(("container",), launch.container)
-        lines = tuple(engines.line for engines in launch.roles.values() if engines.line is not None)
-        return Draft(self.document, self.origins, tuple(launch.notes), launch.file, launch.format, lines=lines)
+        return Draft(self.document, self.origins, tuple(launch.notes), launch.file, launch.format)
 
     def put(self, path: Path, value: Any) -> None:
         """Set a value, or a mapping or list of them. None, and what is empty, is left out."""

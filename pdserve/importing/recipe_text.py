@@ -27,7 +27,6 @@ _TITLES = {
 def annotated_text(draft: Draft) -> str:
     """Return the whole file: the recipe with its notes and origins."""
     head = [f"Imported from {draft.file} ({draft.format}). After each value: the line and the key that it came from."]
-    head += [draft.parser] if draft.parser else []
     for effect, title in _TITLES.items():
         notes = [note for note in draft.notes if note.effect == effect]
         head += ["", f"{title}:"] if notes else []

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from pdserve.errors import RecipeError
 from pdserve.importing import cache_servers, environment
-from pdserve.importing.command_line import ImportedFlag, LineReader, as_parsed, from_argv, merge_flags, variables_of
-from pdserve.importing.launch import CommandLine, EngineLaunch, ImportChoice, Launch, SourcedValue
+from pdserve.importing.command_line import LISTED, ImportedFlag, from_argv, merge_flags
+from pdserve.importing.launch import EngineLaunch, ImportChoice, Launch, SourcedValue
 from pdserve.importing.shell_words import COPY, ShellCommand, ShellWord, WordPart, commands
 from pdserve.recipe.flags import env_instead, where_instead
 from pdserve.roles import EngineRole
@@ -107,7 +107,7 @@ def matches(text: str) -> bool:
     return _SERVER.search(text) is not None
 
 
-def launch(text: str, file: str, choice: ImportChoice, lines: LineReader) -> Launch:
+def launch(text: str, file: str, choice: ImportChoice) -> Launch:
     """Read the launch that a script makes. Raises RecipeError for what is known only when the script runs."""
     name = file.rpartition("/")[2].rpartition(".")[0] or "script"
     at = SourcedValue(name, "the file's name", 0)
@@ -118,7 +118,7 @@ def launch(text: str, file: str, choice: ImportChoice, lines: LineReader) -> Lau
         if script.has_ended:
             break
     missing: dict[str, int] = {}
-    started = [(process, _known_words(process, lines, result, missing)) for process in script.processes]
+    started = [(process, _known_words(process, result, missing)) for process in script.processes]
     if all(process.program != _VLLM for process in script.processes):
         for word, line in script.unknown:
             missing.update(dict.fromkeys(word.names, line))
@@ -128,10 +128,10 @@ def launch(text: str, file: str, choice: ImportChoice, lines: LineReader) -> Lau
             SourcedValue(None, word.written, line), "what it runs is not known: it may start a server too", "served"
         )
     for process, words in started:
-        read = list(from_argv([word for word, _ in words], lines.names))
+        read = list(from_argv([word for word, _ in words]))
         flags = [(SourcedValue(None, process.program, words[index][1]), item) for index, item in read]
         if process.program == _VLLM:
-            _add_engines(result, process, [word for word, _ in words], flags, lines)
+            _add_engines(result, process, flags)
         elif process.program == _LMCACHE:
             cache_servers.read_lmcache(flags, result)
         else:
@@ -363,9 +363,7 @@ def _shell_words(text: str) -> list[str]:
         return [text]
 
 
-def _known_words(
-    process: _Process, lines: LineReader, result: Launch, missing: dict[str, int]
-) -> list[tuple[str, int]]:
+def _known_words(process: _Process, result: Launch, missing: dict[str, int]) -> list[tuple[str, int]]:
     """Return the words of a process, without flags that pdserve sets and whose values are not known. What others depend
     on is added to `missing`."""
     words: list[tuple[str, int]] = []
@@ -376,7 +374,7 @@ def _known_words(
         flag, equals, _ = item.written.partition("=")
         if not equals and words and words[-1][0].startswith("-") and "=" not in words[-1][0]:
             flag, _ = words.pop()
-        name = lines.names.named(flag) if flag.startswith("-") else ""
+        name = LISTED.named(flag) if flag.startswith("-") else ""
         if process.program != _VLLM or not name or _is_needed(name) or not where_instead(name, "engine"):
             missing.update(dict.fromkeys(item.names or [f"the value at line {line}"], line))
             continue
@@ -408,9 +406,7 @@ def _check_known(missing: Mapping[str, int], file: str) -> None:
 def _add_engines(
     result: Launch,
     process: _Process,
-    words: list[str],
     read: Sequence[tuple[SourcedValue, ImportedFlag | str]],
-    lines: LineReader,
 ) -> None:
     at = SourcedValue(None, _VLLM, process.line)
     free = [here.of(item) for here, item in read if isinstance(item, str)]
@@ -418,8 +414,6 @@ def _add_engines(
         (item, SourcedValue(None, f"--{item.name}", here.line)) for here, item in read if isinstance(item, ImportedFlag)
     ]
     engines = EngineLaunch(at, at.of(1), args=merge_flags(flags))
-    engines.line = CommandLine(tuple(words), variables_of(process.env))
-    engines.args = as_parsed(engines.args, engines.line, lines, result, at)
     given = engines.args.pop("model", None)
     engines.kv_transfer = engines.args.pop("kv-transfer-config", None)
     role = _role(result, engines)

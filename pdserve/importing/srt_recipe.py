@@ -12,7 +12,7 @@ from typing import Any
 
 from pdserve.errors import RecipeError
 from pdserve.importing import cache_servers, environment, srt_dynamo
-from pdserve.importing.command_line import ImportedFlag, LineReader, as_parsed, flag, from_argv, line_of, merge_flags
+from pdserve.importing.command_line import ImportedFlag, flag, from_argv, merge_flags
 from pdserve.importing.launch import Effect, EngineLaunch, Launch, SourcedValue
 from pdserve.importing.yaml_tree import TrackedTree, Tree, whole_number
 from pdserve.installed.versions import PACKAGES
@@ -37,7 +37,7 @@ def matches(tree: Tree) -> bool:
     return isinstance(top, dict) and bool(top.keys() & {"resources", "backend", "engine"}) and "meta" not in top
 
 
-def launch(tree: Tree, lines: LineReader) -> Launch:
+def launch(tree: Tree) -> Launch:
     """Read one variant of a file. Raises RecipeError for what is no deployment of vLLM."""
     tracked = TrackedTree(tree)
     version = tracked.take("schema")
@@ -57,7 +57,7 @@ def launch(tree: Tree, lines: LineReader) -> Launch:
     result.engine_env = environment.carry_over(tracked.mapping("environment"), result, None)
     roles = [role for role in _ROLES if _present(tree, role)]
     for role in roles:
-        result.roles[role] = _role(tracked, result, role, engines[role], lines)
+        result.roles[role] = _role(tracked, result, role, engines[role])
     srt_dynamo.read(tracked, result)
     _model(tracked, result)
     if not roles:
@@ -148,7 +148,7 @@ def _present(tree: Tree, role: EngineRole) -> bool:
     return bool(tree.get("resources", f"{theirs}_workers")) or bool(tree.get("backend", "vllm_config", mode))
 
 
-def _role(tracked: TrackedTree, result: Launch, role: EngineRole, engine: Path, lines: LineReader) -> EngineLaunch:
+def _role(tracked: TrackedTree, result: Launch, role: EngineRole, engine: Path) -> EngineLaunch:
     theirs, mode = _ROLES[role]
     at: Path
     workers: Path
@@ -181,11 +181,10 @@ def _role(tracked: TrackedTree, result: Launch, role: EngineRole, engine: Path, 
         if value.value is False:
             result.note(value, "srtctl passes no flag for `false`", "replaced")
         elif value.value is not None:
-            kept.append((flag(f"--{key}", value.value, lines.names), value))
+            kept.append((flag(f"--{key}", value.value), value))
     given = merge_flags(kept)
     others = {key: given.pop(key) for key in list(given) if srt_dynamo.is_dynamos_flag(key)}
-    engines.line = line_of(given, variables)
-    engines.args = {**as_parsed(given, engines.line, lines, result, engines.at), **others}
+    engines.args = {**given, **others}
     engines.kv_transfer = _transfer(
         engines,
         shorthand or default,

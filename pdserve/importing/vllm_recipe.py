@@ -16,12 +16,8 @@ from typing import Any
 from pdserve.errors import RecipeError
 from pdserve.importing import cache_servers, environment
 from pdserve.importing.command_line import (
-    FlagNames,
     ImportedFlag,
-    LineReader,
-    as_parsed,
     from_argv,
-    line_of,
     merge_flags,
 )
 from pdserve.importing.launch import EngineLaunch, ImportChoice, Launch, SourcedValue
@@ -147,7 +143,6 @@ _TRAYS = ("gb200", "gb300")
 class _Layers:
     """The flags and variables of one role, layer by layer."""
 
-    names: FlagNames
     flags: list[tuple[ImportedFlag, SourcedValue]] = field(default_factory=list)
     env: dict[str, SourcedValue] = field(default_factory=dict)
 
@@ -158,7 +153,7 @@ class _Layers:
             return
         # A flag and its value are one item at times.
         split = [(part, i) for i, word in enumerate(words) for part in _parts(str(word))]
-        for index, item in from_argv([part for part, _ in split], self.names):
+        for index, item in from_argv([part for part, _ in split]):
             at = SourcedValue(None, key_in(tree, path), tree.line(*path, split[index][1]))
             if isinstance(item, ImportedFlag):
                 self.flags.append((item, at))
@@ -174,15 +169,14 @@ class _Layers:
         self.flags.append((ImportedFlag(name, value), at))
 
 
-def launch(tree: Tree, beside: Collection, choice: ImportChoice, lines: LineReader) -> Launch:
+def launch(tree: Tree, beside: Collection, choice: ImportChoice) -> Launch:
     """Compose the launch that was chosen. Raises RecipeError for a choice that the recipe does not offer, naming those
     that it does."""
-    return _Composer(tree, beside, choice, lines).launch()
+    return _Composer(tree, beside, choice).launch()
 
 
 class _Composer:
-    def __init__(self, tree: Tree, beside: Collection, choice: ImportChoice, lines: LineReader) -> None:
-        self.lines = lines
+    def __init__(self, tree: Tree, beside: Collection, choice: ImportChoice) -> None:
         self.tree = tree
         self.taxonomy = beside.taxonomy
         if tree.has("omni"):
@@ -317,7 +311,7 @@ class _Composer:
         return SourcedValue(nightly, "the image that vLLM's recipes take", 0)
 
     def _role(self, role: EngineRole, result: Launch) -> EngineLaunch:
-        layers = _Layers(self.lines.names)
+        layers = _Layers()
         tree, part = self.tree, None if role == "aggregated" else role
         layers.add(tree, ("model", "base_args"))
         layers.add_env(tree, ("model", "base_env"))
@@ -346,9 +340,7 @@ class _Composer:
         env = {name: at for name, at in layers.env.items() if self._kept(name, at, result)}
         item = EngineLaunch(SourcedValue(None, f"strategy {self.strategy}", 0), SourcedValue(1, "one instance", 0))
         item.env = environment.carry_over(env, result, role)
-        args = merge_flags(layers.flags)
-        item.line = line_of(args, env)
-        item.args = as_parsed(args, item.line, self.lines, result, item.at)
+        item.args = merge_flags(layers.flags)
         item.kv_transfer = item.args.pop("kv-transfer-config", None)
         return item
 

@@ -1,97 +1,27 @@
-"""Read the launch file of another tool: the recipe that it becomes, checked, and where a recipe departs from it.
-
-The flags of its engines are read by the parser of the vLLM that is installed beside pdserve, which knows its version's
-names and refuses what it does not take; the list that pdserve has is of one version, and knows names only.
-"""
+"""Read the launch file of another tool: the recipe that it becomes, checked, and where a recipe departs from it."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-from pydantic import ValidationError
 
 from pdserve.errors import RecipeError, SourceDifferenceError
-from pdserve.importing.command_line import BY_LIST, InstalledParser, LineReader
 from pdserve.importing.connectors import acceptances
 from pdserve.importing.departure import Departure, departures
 from pdserve.importing.formats import STORES, STRATEGIES, TAXONOMY, import_launch
-from pdserve.importing.launch import CommandLine, Draft, ImportChoice, SourcedValue
+from pdserve.importing.launch import Draft, ImportChoice, SourcedValue
 from pdserve.importing.recipe_text import annotated_text, line
-from pdserve.installed import distributions
 from pdserve.installed.versions import Versions
-from pdserve.operations import vllm_parser_program
 from pdserve.operations.plan_recipe import load, plan_for
 from pdserve.plan.versions import check_coverage, known_hazards, recipe_use
 from pdserve.recipe.load import yaml12
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.load.problems import dotted, locate
 from pdserve.recipe.load.recipe_document import text_of
-from pdserve.recipe.vllm_names import VERSION
 from pdserve.roles import ENGINE_ROLES
-from pdserve.system.interpreter import NoAnswerError, ask_interpreter
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-Ask = Callable[[Sequence[CommandLine]], InstalledParser | str]
-"""Command lines -> what a vLLM makes of them, or why there is no answer."""
-Read = TypeVar("Read")
-_SECONDS = 300.0
-"""The import alone takes ten seconds, and much more from a network disk that is cold."""
-_MAX_ROUNDS = 3
-
-
-def ask_installed(lines: Sequence[CommandLine]) -> InstalledParser | str:
-    """Ask the vLLM of this interpreter, in a process of its own: importing vLLM takes seconds and a GB."""
-    if distributions.installed()["vllm"] is None:
-        return "no vLLM is installed here"
-    asked = json.dumps([{"words": line.words, "variables": dict(line.variables)} for line in lines])
-    try:
-        answer = ask_interpreter(sys.executable, vllm_parser_program, timeout=_SECONDS, stdin=asked)
-        return InstalledParser.model_validate_json(json.dumps(answer))
-    except NoAnswerError as why:
-        return f"the installed vLLM gives no parser: {why}"
-    except ValidationError:
-        return "the installed vLLM gives no parser: its answer cannot be read"
-
-
-def ask_none(lines: Sequence[CommandLine]) -> str:
-    """Return why no parser was asked: the list of flags is wanted."""
-    del lines
-    return "its parser was not asked (--flags-from list)"
-
-
-def read_with(
-    ask: Ask, read: Callable[[LineReader], Read], lines_of: Callable[[Read], Iterable[CommandLine]]
-) -> tuple[Read, str]:
-    """Return what `read` gives with the answers to its own command lines, and who read the flags, for people.
-
-    Its first reading is by the list. Where other names make other lines of it, these are asked about too."""
-    result = read(BY_LIST)
-    asked: list[CommandLine] = []
-    version = ""
-    for _ in range(_MAX_ROUNDS):
-        lines = list(dict.fromkeys(lines_of(result)))
-        if lines == asked or not lines:
-            break
-        answer = ask(lines)
-        if isinstance(answer, str):
-            return read(BY_LIST), _by_list(answer)
-        asked, result = lines, read(LineReader.of(answer, lines))
-        version = answer.version
-    return result, f"Flags were read by the parser of vLLM {version}." if asked else _by_list("no engine has any")
-
-
-def _by_list(why: str) -> str:
-    return f"Flags were read by a list of those of vLLM {VERSION}: {why}."
 
 
 @dataclass(frozen=True)
@@ -103,26 +33,10 @@ class ImportedRecipe:
     loaded: LoadedRecipe
 
 
-def import_file(
-    file: Path, choice: ImportChoice, environ: Mapping[str, str] = os.environ, ask: Ask = ask_none
-) -> ImportedRecipe:
-    """Return the recipe that `file` describes; `ask`: whose parser reads the flags of its engines. Raises RecipeError
-    where it describes none, or none that is valid."""
-    try:
-        source, beside = text_of(file), _collection_files(file)
-        draft, parser = read_with(
-            ask, lambda lines: import_launch(source, str(file), choice, beside, lines), lambda draft: draft.lines
-        )
-        draft = replace(draft, parser=parser)
-        text = annotated_text(draft)
-    except RecursionError:
-        raise RecipeError(
-            "the file is nested too deeply to be read",
-            where=str(file),
-            cause="hundreds of lists, mappings or conditions inside each other, which no launch needs",
-            todo="is it the file that is meant?",
-        ) from None
-    _check_writable(text, file)
+def import_file(file: Path, choice: ImportChoice, environ: Mapping[str, str] = os.environ) -> ImportedRecipe:
+    """Return the recipe that `file` describes. Raises RecipeError where it describes none, or none that is valid."""
+    draft = import_launch(text_of(file), str(file), choice, _collection_files(file))
+    text = annotated_text(draft)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{draft.document['name']}.yaml"
         path.write_text(text, encoding="utf-8")
@@ -170,20 +84,6 @@ def _place(at: SourcedValue) -> str:
     return f"line {at.line}, {at.key}" if at.line else at.key
 
 
-def _check_writable(text: str, file: Path) -> None:
-    """Refuse a text that UTF-8 cannot hold. What is in no value is in the comments: names of files, which Linux does
-    not ask to be UTF-8."""
-    for written in text.splitlines():
-        if (half := _SURROGATE.search(written)) is not None:
-            raise RecipeError(
-                f"the recipe would have half of a character, U+{ord(half.group()):04X}, which cannot be written",
-                where=str(file),
-                cause="the name of the file, or a --var, is not UTF-8",
-                todo="give the file a name that is UTF-8, and import again",
-                evidence=(ascii(written.strip()[:200]),),
-            )
-
-
 def _collection_files(file: Path) -> dict[str, str]:
     """Return the files of the collection that `file` is in, by their paths there; empty where it is in none."""
     for folder in file.absolute().parents:
@@ -218,11 +118,11 @@ def check_whole(recipe: ImportedRecipe, file: Path) -> None:
         )
 
 
-def compare(recipe: Path, file: Path, choice: ImportChoice, ask: Ask = ask_none) -> None:
+def compare(recipe: Path, file: Path, choice: ImportChoice) -> None:
     """Compare a recipe with the file that it was imported from. Raises SourceDifferenceError where it departs from the
     file."""
     ours = load(recipe, (), ())
-    source = import_file(file, choice, ask=ask)
+    source = import_file(file, choice)
     if not (differing := departures(ours.recipe, source.loaded.recipe)):
         return
     number = f"{len(differing)} {'value' if len(differing) == 1 else 'values'}"

@@ -13,10 +13,10 @@ from pdserve.errors import RecipeError, SourceDifferenceError
 from pdserve.importing.connectors import with_acceptances
 from pdserve.importing.departure import departures
 from pdserve.importing.formats import import_variants
-from pdserve.importing.launch import CommandLine, Draft, Note, SourcedValue
+from pdserve.importing.launch import Draft, Note, SourcedValue
 from pdserve.importing.recipe_text import annotated_text, commented_yaml, line
 from pdserve.importing.sweep_draft import SweepDraft, shown_names
-from pdserve.operations.import_recipe import Ask, ask_none, read_with, save
+from pdserve.operations.import_recipe import save
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.load.recipe_document import text_of
@@ -46,14 +46,10 @@ class ImportedSweep:
     """The recipes of each deployment, as they were read again."""
 
 
-def import_sweep(
-    file: Path, recipe: Path, sweep: Path, environ: Mapping[str, str], ask: Ask = ask_none
-) -> ImportedSweep:
-    """Import a sweep and the recipe that it varies. `recipe`, `sweep`: where the two will be; `ask`: whose parser reads
-    the flags of the engines. Raises RecipeError where the file has no deployments that become a sweep, or none that is
-    valid."""
-    text = text_of(file)
-    draft, parser = read_with(ask, lambda lines: import_variants(text, str(file), lines), _lines)
+def import_sweep(file: Path, recipe: Path, sweep: Path, environ: Mapping[str, str]) -> ImportedSweep:
+    """Import a sweep and the recipe that it varies. `recipe`, `sweep`: where the two will be. Raises RecipeError where
+    the file has no deployments that become a sweep, or none that is valid."""
+    draft = import_variants(text_of(file), str(file))
     if draft is None:
         raise RecipeError(
             "the file describes no sweep",
@@ -61,20 +57,12 @@ def import_sweep(
             cause="a sweep is made of an srt-slurm recipe with `sweep`, or with `base` and `override_*`",
             todo="leave --sweep out: pdserve import prints the recipe of a single deployment",
         )
-    draft = replace(
-        draft,
-        recipe=replace(draft.recipe, parser=parser),
-        document={**draft.document, "name": str(draft.recipe.document["name"])},
-    )
+    draft = replace(draft, document={**draft.document, "name": str(draft.recipe.document["name"])})
     beside = Path(recipe.name) if recipe.absolute().parent == sweep.absolute().parent else recipe.absolute()
     with tempfile.TemporaryDirectory() as folder:
         draft, planned = _checked(draft, Path(folder), file, environ)
     written, recipes = _text(draft, str(beside)), tuple(planned.recipes.values())
     return ImportedSweep(annotated_text(draft.recipe), written, draft, len(planned.points), recipes)
-
-
-def _lines(draft: SweepDraft | None) -> list[CommandLine]:
-    return [line for _, variant in draft.deployments for line in variant.lines] if draft is not None else []
 
 
 def write_sweep(imported: ImportedSweep, recipe: Path, sweep: Path) -> None:

@@ -13,7 +13,7 @@ from tests.tables import each_row
 
 
 def typed(folder: Path, *words: str) -> Outcome:
-    return run(("import", "--flags-from", "list", *words), folder, {})
+    return run(("import", *words), folder, {})
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def test_what_is_known_of_the_named_version_is_said_where_the_recipe_meets_it(
 def test_import_prints_it_and_ends_as_before(tmp_path: Path) -> None:
     text = WITH_MULTI.replace("registry.example/vllm:v1", "vllm/vllm-openai:v0.25.1")
     (tmp_path / "launch.yaml").write_text(text)
-    done = run(("import", "launch.yaml", "--flags-from", "list"), tmp_path, {})
+    done = run(("import", "launch.yaml"), tmp_path, {})
     assert done.code == 0
     assert "warning: the file names vllm 0.25.1 (line" in done.err
     assert "vllm#46865" in done.err

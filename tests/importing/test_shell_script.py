@@ -268,7 +268,7 @@ def test_the_model_is_the_first_word_that_belongs_to_no_flag() -> None:
 
 def test_the_verb_takes_variables_and_the_hardware(tmp_path: Path) -> None:
     (tmp_path / "serve.sh").write_text('export ROCM_X=1\nvllm serve "$MODEL" -tp 2\n')
-    verb = ("import", "serve.sh", "--flags-from", "list", "--var", "MODEL=org/x")
+    verb = ("import", "serve.sh", "--var", "MODEL=org/x")
     assert "platform: rocm" in run(verb, tmp_path, {}).out
     assert "platform: rocm" not in run((*verb, "--hardware", "b200"), tmp_path, {}).out
     assert run(("import", "serve.sh", "--var", "MODEL"), tmp_path, {}).code == 2
@@ -293,13 +293,7 @@ def hostile(folder: Path, script: str, *, name: str = "launch.sh", **variables: 
     ("vllm serve m <<E\nx\n", "2: the script cannot be read: no line E ends the text"),
     ("vllm serve m --x $'\\n'\n", "1: the script cannot be read: a quote $'...'"),
     ("A=" + "x" * 60_000 + "\nvllm serve m " + "$A" * 1000 + "\n", "its variables grow beyond 1 MiB"),
-    ("vllm serve m --x " + "${A:-" * 5000 + "}" * 5000 + "\n", "nested too deeply"),
-    ("vllm serve m --compilation-config '" + '{"a":' * 150 + "1" + "}" * 150 + "'", "nested too deeply"),
     ("vllm serve org/model -tp 999999999999999999999999\n", "devices are more than a plan is made for"),
 ])  # fmt: skip
 def test_a_hostile_script_is_refused_in_no_time(tmp_path: Path, script: str, said: str) -> None:
     assert said in hostile(tmp_path, script).render()
-
-
-def test_the_name_of_a_file_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
-    assert "U+DCFF" in hostile(tmp_path, "vllm serve org/a\n", name="a\udcff.sh").what

@@ -164,7 +164,7 @@ def test_the_verb_writes_both_files_and_overwrites_none(tmp_path: Path) -> None:
     file = tmp_path / "launch.yaml"
     file.write_text(BASE + OVERRIDE + ZIP)
     recipe, sweep = tmp_path / "r.yaml", tmp_path / "s.yaml"
-    words = ["import", str(file), "--flags-from", "list", "--out", str(recipe), "--sweep", str(sweep)]
+    words = ["import", str(file), "--out", str(recipe), "--sweep", str(sweep)]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert "9 points on 3 deployments" in done.stdout
@@ -172,7 +172,7 @@ def test_the_verb_writes_both_files_and_overwrites_none(tmp_path: Path) -> None:
     again = CliRunner().invoke(app, words)
     assert isinstance(again.exception, RecipeError)
     assert "there already" in again.exception.render()
-    assert CliRunner().invoke(app, words[:4] + words[6:]).exit_code == 2, "without --out"
+    assert CliRunner().invoke(app, words[:2] + words[4:]).exit_code == 2, "without --out"
 
 
 def test_a_file_with_one_deployment_is_no_sweep(tmp_path: Path) -> None:

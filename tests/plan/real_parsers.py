@@ -30,6 +30,35 @@ def refused_by_vllm(arguments: list[str]) -> str:
     return _refused(lambda: parser.parse_args(arguments))
 
 
+def flag_names() -> dict[str, Any]:
+    """The names of vLLM's flags: whole, short, those without a value and those with any number of words."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    options = {
+        next((text for text in action.option_strings if text.startswith("--")), action.option_strings[0]): action
+        for action in parser._actions
+        if action.option_strings and action.dest != "help"
+    }
+    return {
+        "whole": [
+            text[2:]
+            for action in options.values()
+            for text in action.option_strings
+            if text.startswith("--") and not text.startswith("--no-")
+        ],
+        "short": {
+            text[1:]: name[2:]
+            for name, action in options.items()
+            for text in action.option_strings
+            if not text.startswith("--")
+        },
+        "switches": [name[2:] for name, action in options.items() if action.nargs == 0],
+        "lists": [name[2:] for name, action in options.items() if action.nargs not in (None, "?", 0)],
+    }
+
+
 def refused_by_lmcache(arguments: list[str]) -> str:
     """The same of the LMCache MP server, whose module reads sys.argv."""
     from lmcache.v1.multiprocess import http_server
@@ -148,6 +177,7 @@ def main() -> None:
         "configs": {name: configured(arguments) for name, arguments in asked["configs"].items()},
         "control": unread_keys("MooncakeConnector", ["num_workers", "no_such_key"]),
         "lmcache_connector": hasattr(importlib.import_module(LMCACHE_MODULE), "LMCacheMPConnector"),
+        "flags": flag_names(),
         "environment": sorted(envs.environment_variables),
     }
     print("ANSWER " + json.dumps(answer, default=str))

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from pdserve.importing.command_line import LISTED
 from pdserve.plan.model import Plan
 from pdserve.plan.process import Process
 from pdserve.recipe.vllm_names import READ_IN_OTHER_PLACES, VARIABLES
@@ -167,6 +168,13 @@ def test_vllm_reads_the_file_of_a_store_as_it_was_meant(answer: dict[str, Any]) 
 def test_vllm_has_what_offloading_asks_for(answer: dict[str, Any]) -> None:
     """No CPU can build its worker: the classes that read its settings are asked."""
     assert answer["offloading"] == [["CPUOffloadingSpec", "ARCCachePolicy", 2]]
+
+
+def test_the_listed_flags_are_those_of_the_installed_vllm(answer: dict[str, Any]) -> None:
+    names = answer["flags"]
+    assert set(names["whole"]) | {*names["switches"], *names["lists"]} == LISTED.whole
+    assert (set(names["switches"]), set(names["lists"])) == (LISTED.switches, LISTED.lists)
+    assert {**names["short"], "O": "optimization-level"} == dict(LISTED.short), "the parser writes -O3 out itself"
 
 
 def test_every_vllm_variable_exists(answer: dict[str, Any], built: dict[str, Process]) -> None:

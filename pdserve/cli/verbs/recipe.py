@@ -17,7 +17,6 @@ from pdserve.cli.options import (
     ThisMachineOption,
     UnsetOption,
 )
-from pdserve.importing.launch import FlagSource
 from pdserve.starter.goal import Goal
 
 verbs = typer.Typer()
@@ -131,14 +130,6 @@ def import_(
         list[str] | None,
         typer.Option("--var", metavar="NAME=VALUE", help="A shell script's variable: what its caller would set."),
     ] = None,
-    flags_from: Annotated[
-        FlagSource,
-        typer.Option(
-            "--flags-from",
-            help="Who reads the engines' flags: the parser of the vLLM that is installed here (without one: the list), "
-            "or the list that pdserve has, which takes no seconds.",
-        ),
-    ] = FlagSource.VLLM,
     check: Annotated[
         Path | None,
         typer.Option("--check", metavar="RECIPE", help="Compare this recipe with the launch of --against instead."),
@@ -152,9 +143,7 @@ def import_(
     """
     from pdserve.cli import authoring
     from pdserve.importing.launch import ImportChoice
-    from pdserve.operations.import_recipe import ask_installed, ask_none
 
-    ask = ask_installed if flags_from is FlagSource.VLLM else ask_none
     features = None if feature is None else tuple(feature)
     choice = ImportChoice(variant, hardware, strategy, features, nodes, kv_offload, authoring.variables(var or []))
     if (check is None) != (against is None):
@@ -162,15 +151,15 @@ def import_(
     if check is not None and against is not None:
         if file is not None or out is not None or sweep is not None:
             raise typer.BadParameter("--check compares and writes nothing: leave FILE, --out and --sweep out")
-        authoring.check_recipe(check, against, choice, ask)
+        authoring.check_recipe(check, against, choice)
     elif file is None:
         raise typer.BadParameter("give the FILE to import, or --check RECIPE --against FILE")
     elif sweep is not None:
         if out is None or variant is not None:
             raise typer.BadParameter("--sweep SWEEP takes all variants, and --out RECIPE for the recipe beside it")
-        authoring.import_sweep(file, out, sweep, ask)
+        authoring.import_sweep(file, out, sweep)
     else:
-        authoring.run_import(file, out, choice, ask)
+        authoring.run_import(file, out, choice)
 
 
 @verbs.command()
