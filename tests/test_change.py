@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from pdserve.errors import StateError
-from pdserve.operations.look import keep_interpreters
 from pdserve.operations.shown_change import ShownChange, shown_change
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Node
@@ -18,8 +16,6 @@ from pdserve.run.directory import RunDir
 from pdserve.run.state import ProcessPhase, ProcessState
 from tests.launch.records import recorded_state
 from tests.plan import kit
-from tests.plan.kit import plan
-from tests.plan.kit import recipe as planned_recipe
 from tests.tables import each_row
 
 NODES = Node(name="a", address="192.0.2.1"), Node(name="b", address="192.0.2.2")
@@ -199,36 +195,3 @@ def test_what_comes_what_goes_and_what_is_dead_is_shown() -> None:
 def test_vllm_router_that_lives_is_shown_to_be_restarted_for_a_new_prefill() -> None:
     old = routed(1, kind="vllm-router")
     assert shown(old, routed(2, running=old, kind="vllm-router")).restart == ("proxy",)
-
-
-# By another Python
-
-
-def environment(folder: Path) -> Path:
-    """A virtual environment of its own, with the packages of this one."""
-    program = folder / "bin" / "python"
-    program.parent.mkdir(parents=True)
-    program.symlink_to(Path(sys.executable).resolve())
-    (program.parent / "python3").symlink_to("python")
-    (folder / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n")
-    (folder / "lib").symlink_to(Path(sys.prefix) / "lib")
-    return program
-
-
-def run_by(python: Path) -> Plan:
-    made = plan(planned_recipe())
-    argv = {process.name: (str(python), *process.argv[1:]) for process in made.processes}
-    return made.model_copy(
-        update={"processes": tuple(p.model_copy(update={"argv": argv[p.name]}) for p in made.processes)}
-    )
-
-
-def test_another_environment_is_one_although_its_program_is_the_same(tmp_path: Path) -> None:
-    first, other = environment(tmp_path / "one"), environment(tmp_path / "other")
-    new = run_by(other)
-    adapted, warnings = keep_interpreters(run_by(first), new)
-    assert adapted == new
-    names = ", ".join(new.names())
-    assert warnings == (
-        f"{names}: it runs in the environment of {first}, and here it would in that of {other}: a change",
-    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 
 import typer
@@ -20,7 +18,7 @@ def run(
     requests_per_minute: int | None,
     priority: int,
 ) -> None:
-    """Print a new key, and its line or, with `file`, add the line to it. A key that cannot be printed is not saved."""
+    """Print a new key, and its line or, with `file`, add the line to it."""
     key, line = keys.new_key(
         name,
         max_requests=max_requests,
@@ -31,22 +29,11 @@ def run(
         typer.echo(key)
         typer.echo(line, err=True)
         return
-    existed = file.exists()
-    before = file.read_bytes() if existed else b""
+    before = file.read_bytes() if file.exists() else b""
     if before and name in {known.name for known in keys.read(file)}:
         raise RecipeError(f"there is a key of the name {name} already", where=str(file), todo="choose another name")
-    printed = False
-    try:
-        _append(file, (b"" if before.endswith(b"\n") or not before else b"\n") + line.encode() + b"\n")
-        typer.echo(key)
-        printed = True
-    finally:
-        if not printed:
-            with contextlib.suppress(OSError):  # the error that led here is the one to show
-                if existed:
-                    os.truncate(file, len(before))  # half a line would make all of it unreadable for the proxy
-                else:
-                    file.unlink()
+    _append(file, (b"" if before.endswith(b"\n") or not before else b"\n") + line.encode() + b"\n")
+    typer.echo(key)
 
 
 def _append(file: Path, text: bytes) -> None:

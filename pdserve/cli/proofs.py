@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.cli.console import event_text
 from pdserve.errors import StateError
 from pdserve.evaluation import EvalSettings, Score, evaluate, find_harness
 from pdserve.observe.remote_http import client, seen_from_here
+from pdserve.operations.progress import event_text
 from pdserve.operations.serving import check_host
 from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir, find, has_living_launcher, home

@@ -83,26 +83,21 @@ def _show_numbers(lines: Sequence[tuple[str, str, str]]) -> None:
 
 
 def run_render(recipe: Path, set_: Sequence[str], unset: Sequence[str], *, as_json: bool, slurm: bool) -> None:
-    """Prints the plan for nodes of the recipe's own kind; beside a deployment that runs, the one that it would get. A
-    batch script is for another deployment anyway."""
+    """Prints the plan for nodes of the recipe's own kind, or the batch script that asks for them."""
     from pdserve.cli.console import show_plan
-    from pdserve.operations.shown_change import change_on_paper, with_shown_agents
+    from pdserve.operations.shown_change import with_shown_agents
 
     if as_json and slurm:
         raise typer.BadParameter("--slurm is a script and --json the plan: give one of them")
     loaded = load(recipe, set_, unset)
-    changed = None if slurm else change_on_paper(loaded)
-    if changed is not None:
-        plan, change = changed
-    else:
-        planned, change = plan_for(loaded, None, run_dir=f"run-{recipe.stem}", run_id="rendered"), None
-        plan = planned.plan if slurm else with_shown_agents(planned).plan
+    planned = plan_for(loaded, None, run_dir=f"run-{recipe.stem}", run_id="rendered")
+    plan = planned.plan if slurm else with_shown_agents(planned).plan
     for warning in dict.fromkeys([*loaded.warnings, *plan.warnings]):
         typer.echo(f"warning: {warning}", err=True)
     if slurm:
         typer.echo(batch_script(planned, recipe_words(recipe, set_, unset)), nl=False)
     else:
-        show_plan(plan, change, as_json=as_json)
+        show_plan(plan, None, as_json=as_json)
 
 
 def run_schema(*, cluster: bool) -> None:

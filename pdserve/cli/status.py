@@ -17,11 +17,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.cli.console import EVENT_STYLES, event_text
 from pdserve.errors import ServeError
 from pdserve.observe.metrics import EngineSnapshot, LmcacheSnapshot, ProxySnapshot, StoreSnapshot
 from pdserve.observe.status import StatusView, look
 from pdserve.observe.watch import DeploymentWatch, Frame, Latency
+from pdserve.operations.progress import EVENT_STYLES, event_text
 from pdserve.patches.record import merged_effects
 from pdserve.plan.build import RANDOM_PORT
 from pdserve.plan.model import Exposure

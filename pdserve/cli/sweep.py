@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import typer
-from rich.console import Console as RichConsole
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.cli.console import Console, wide_console
+from pdserve.cli.console import wide_console
 from pdserve.errors import InvalidSweepError
+from pdserve.operations.progress import Progress
 from pdserve.plan.sbatch import RenderedArray
 from pdserve.reach.slurm import SlurmTask
 from pdserve.run.directory import home
@@ -78,7 +79,7 @@ def run_sweep(
         _show_unfinished(planned, folder, out)
         return
     else:
-        SweepRunner(planned, root, folder, options, Console(), show).run(some)
+        SweepRunner(planned, root, folder, options, Progress(), show).run(some)
     again = {record.id: record for record in former if record.id in {point.id for point in some}}
     _conclude(whole, planned, folder, states, again, stale.again, out)
 
@@ -90,7 +91,7 @@ def _conclude(
     states: Mapping[str, SlurmTask],
     again: Mapping[str, PointRecord],
     stale: Collection[str],
-    out: RichConsole,
+    out: Console,
 ) -> None:
     """Print what all tasks have measured so far, whichever of them ends last; then an error for what does not count.
     `again`: the former records of points that were to be measured again; `stale`: the ids of those that do not count as
@@ -109,7 +110,7 @@ def _conclude(
     _raise_for_points(planned, here, list_unfinished(planned, folder, letters(whole.points), states, again), folder)
 
 
-def _show_unfinished(planned: PlannedSweep, folder: SweepFolder, out: RichConsole) -> None:
+def _show_unfinished(planned: PlannedSweep, folder: SweepFolder, out: Console) -> None:
     for line in list_unfinished(planned, folder, letters(planned.points), {}):
         out.print(Text(line, style="yellow"))
 
@@ -147,7 +148,7 @@ STATUS_STYLES = {"VALID": "green", "INVALID": "bold red", "to run": ""}
 
 
 def _show_points(
-    planned: PlannedSweep, some: Collection[Point], former: Mapping[str, PointRecord], out: RichConsole
+    planned: PlannedSweep, some: Collection[Point], former: Mapping[str, PointRecord], out: Console
 ) -> None:
     """Print what is the same at all points once, each deployment once, then a short row for each point."""
     points, name = planned.points, planned.loaded.sweep.name
@@ -196,7 +197,7 @@ def _by_cause(
     return causes
 
 
-def _show_stale(planned: PlannedSweep, stale: StalePoints, folder: SweepFolder, out: RichConsole) -> None:
+def _show_stale(planned: PlannedSweep, stale: StalePoints, folder: SweepFolder, out: Console) -> None:
     """Print which points are not left as they were measured, and why; and which of them may be otherwise where they
     would be measured now."""
     for why, numbers in _by_reason(planned, stale.again).items():
@@ -264,7 +265,7 @@ def run_in_slurm(
     *,
     dry: bool,
     retry: bool,
-    out: RichConsole,
+    out: Console,
     on_point: OnPoint,
 ) -> Mapping[str, SlurmTask] | None:
     """Submits what is missing, and follows it. The last state of each task; None: nothing was followed. `out`: with
@@ -309,7 +310,7 @@ def _show_tasks(
     some: Sequence[Point],
     former: Sequence[PointRecord],
     at_once: int | None,
-    out: RichConsole,
+    out: Console,
 ) -> None:
     short = {deployment.digest: letter for deployment, letter in letters(planned.points).items()}
     total, unknown = 0.0, False

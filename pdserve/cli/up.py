@@ -11,12 +11,13 @@ from pathlib import Path
 
 import typer
 
-from pdserve.cli.console import Console, show_plan
+from pdserve.cli.console import show_plan
 from pdserve.cli.options import OWN_CODES_OF_RUN, check_place_options
 from pdserve.errors import CommandError, PdserveError, ReportedError, ServeError
 from pdserve.operations.client_command import ClientCommand
 from pdserve.operations.look import choose_destination
 from pdserve.operations.plan_recipe import load, recipe_words
+from pdserve.operations.progress import Progress
 from pdserve.operations.shown_change import change_there
 from pdserve.operations.submit import JobError, submission, submit_and_follow
 from pdserve.operations.up import UpOptions, dry_run, recorded_recipe, up
@@ -47,7 +48,7 @@ def run_up(
         plan, change = change_there(loaded, there, _progress) or (dry_run(loaded, there, _progress).plan, None)
         show_plan(plan, change, as_json=as_json, replace=options.replace)
         return
-    up(loaded, there, Console(), options)
+    up(loaded, there, Progress(), options)
 
 
 def _progress(line: str) -> None:
@@ -83,7 +84,7 @@ def run_command(
             command.check(plan)
             _echo(render_shell(plan) + _steps_after(argv))
             return
-        up(loaded, there, Console(stdout=False), UpOptions(command=command))
+        up(loaded, there, Progress(stdout=False), UpOptions(command=command))
         code = command.exit_code()
     raise typer.Exit(code)
 

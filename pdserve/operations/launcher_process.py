@@ -14,13 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pdserve.errors import (
-    NotOursError,
-    PdserveError,
-    ReportedError,
-    StartError,
-    StateError,
-)
+from pdserve.errors import PdserveError, ReportedError, StartError
 from pdserve.launcher import Launcher
 from pdserve.logs.lines import end_of, split
 from pdserve.operations.client_command import ClientCommand
@@ -50,7 +44,6 @@ def run_here(
     on_event: OnEvent,
     *,
     keep: bool,
-    began: float,
     command: ClientCommand | None = None,
 ) -> None:
     """Runs the deployment until it is asked to stop, or the command has ended. Raises StartError or ServeError after
@@ -76,7 +69,7 @@ def run_here(
             open_agent=partial(open_agent, run_dir=run.path, run_id=run.run_id, timeouts=plan.timeouts),
             on_event=on_event,
             keep_on_failure=keep,
-            began=began,
+            began=time.monotonic(),
             while_ready=None if command is None else partial(command.run, plan, state, secrets[ENGINE_KEY]),
         )
         if not await launcher.run():
@@ -137,7 +130,6 @@ def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool, goes_
 
     while True:
         ended = launcher.poll()
-        state = _state_of(run)  # before the events: what it knows they hold, unless a full disk has swallowed it
         events, offset = run.read_events(offset)
         for event in events:
             on_event(event)
@@ -148,12 +140,6 @@ def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool, goes_
                 if keep:
                     raise failure
             stopped = stopped or (event["event"] == "down" and event["phase"] == "stopped")
-        if ended is None and state is not None and state.ready_at is not None:
-            text = f"{state.name} is ready; its history lacks that (full disk?)"
-            on_event({"at": time.time(), "event": "note", "text": text})
-            return
-        if ended is None and keep and state is not None and state.phase == "failed":
-            raise failure or StartError(state.note, where=str(run.path), todo=f"pdserve status {state.name}")
         if ended is not None:
             if failure is None and (stopped or ended.code == _STOPPED_EXIT):
                 raise ReportedError(_asked_to_stop(run).render(), _STOPPED_EXIT)
@@ -172,13 +158,6 @@ def _asked_to_stop(run: RunDir) -> StartError:
     )
 
 
-def _state_of(run: RunDir) -> DeploymentState | None:
-    try:
-        return run.read_state()
-    except (StateError, NotOursError):
-        return None
-
-
 def main() -> int:
     """Entry of a detached launcher. The plan and the key are where `up` has put them."""
     parser = argparse.ArgumentParser(
@@ -187,13 +166,12 @@ def main() -> int:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--keep-on-failure", action="store_true")
     options = parser.parse_args()
-    began = time.monotonic()
     run = RunDir(options.run_dir)
     try:
         let_signals_interrupt()
         plan = run.read_plan()
         secrets = resolve_secrets(plan, os.environ, run.read_key())
-        run_here(run, plan, secrets, lambda event: None, keep=options.keep_on_failure, began=began)
+        run_here(run, plan, secrets, lambda event: None, keep=options.keep_on_failure)
     except PdserveError as error:
         print(error.render(), file=sys.stderr)
         return error.exit_code

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.errors import PreflightError
@@ -20,7 +20,6 @@ from pdserve.operations.plan_recipe import PlannedRecipe, errors_with_lines, pla
 from pdserve.plan.environment import Platform
 from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.plan.node import Node
-from pdserve.plan.process import Process
 from pdserve.plan.running import NOTHING
 from pdserve.plan.sbatch import check_allocation
 from pdserve.preflight.agreement import compare
@@ -91,8 +90,6 @@ class CheckedPlan:
     findings: tuple[Finding, ...]
     nodes: tuple[str, ...] = ()
     """One line a node of other machines: its address and how it came to it."""
-    notes: tuple[str, ...] = ()
-    """Differences from the plan that runs which a user may not expect."""
     cluster: LoadedCluster | None = None
 
     def raise_failed(self) -> None:
@@ -133,17 +130,16 @@ def look(
         discard(run)
 
 
-def plan_beside(loaded: LoadedRecipe, run: RunDir) -> tuple[PlannedRecipe, tuple[str, ...]]:
-    """Plan for a deployment that runs on this machine; with notes as in `CheckedPlan`."""
+def plan_beside(loaded: LoadedRecipe, run: RunDir) -> PlannedRecipe:
+    """Plan for a deployment that runs on this machine."""
     node = local_node(loaded.recipe.platform)
-    planned = plan_for(loaded, [node], run_dir=str(run.path), run_id=run.run_id, running=running_places(run))
-    return _fit_to_running(planned, run)
+    return plan_for(loaded, [node], run_dir=str(run.path), run_id=run.run_id, running=running_places(run))
 
 
 def _check_this_machine(loaded: LoadedRecipe, run: RunDir | None, *, running: bool) -> CheckedPlan:
     """Plan a recipe on this machine and check it. `run` None: the plan names placeholders in its place."""
     if run is not None and running:
-        planned, notes = plan_beside(loaded, run)
+        planned = plan_beside(loaded, run)
         (node,) = planned.plan.nodes
         changes = recorded_change(run, planned.plan)
         findings = _run_checks(
@@ -152,7 +148,7 @@ def _check_this_machine(loaded: LoadedRecipe, run: RunDir | None, *, running: bo
             held_by_us=changes.ports[node.name],
             gives_back=given_back(run.read_plan(), node.name, changes.replaced),
         )
-        return CheckedPlan(planned, findings, notes=notes)
+        return CheckedPlan(planned, findings)
     planned = plan_for(
         loaded,
         [local_node(loaded.recipe.platform)],
@@ -175,10 +171,9 @@ def _check_nodes(
             store=image_store(loaded.recipe),
         )
     planned: PlannedRecipe | None = None
-    notes: tuple[str, ...] = ()
 
     def plan(nodes: Sequence[Node], versions: Versions) -> Plan:
-        nonlocal planned, notes
+        nonlocal planned
         planned = plan_for(
             loaded,
             nodes,
@@ -187,8 +182,6 @@ def _check_nodes(
             versions=versions,
             running=running_places(run) if running else NOTHING,
         )
-        if running:
-            planned, notes = _fit_to_running(planned, run)
         return planned.plan
 
     with errors_with_lines(loaded, there.file):
@@ -204,12 +197,7 @@ def _check_nodes(
         )
     assert planned is not None
     lines = tuple(f"{node}: {address}" for node, address in seen.addresses.items())
-    return CheckedPlan(planned, seen.findings, lines, notes, there.file)
-
-
-def _fit_to_running(planned: PlannedRecipe, run: RunDir) -> tuple[PlannedRecipe, tuple[str, ...]]:
-    plan, notes = keep_interpreters(run.read_plan(), planned.plan)
-    return replace(planned, plan=plan), notes
+    return CheckedPlan(planned, seen.findings, lines, there.file)
 
 
 def _run_checks(
@@ -257,46 +245,3 @@ def _provide_image(loaded: LoadedRecipe, machines: Candidates, run: RunDir, repo
         asyncio.run(
             provide_images(machines.machines, recipe, run_dir=run.path, store=image_store(recipe), report=report)
         )
-
-
-def keep_interpreters(running: Plan, new: Plan) -> tuple[Plan, tuple[str, ...]]:
-    """Return the new plan with interpreters of the same environment called as they are where they run; and a line for
-    processes whose environment is another one, which is a change like any other."""
-    old = {process.name: process for process in running.processes}
-    processes = tuple(_called_as(old.get(process.name, process), process) for process in new.processes)
-    return new.model_copy(update={"processes": processes}), tuple(_interpreter_changes(old, processes))
-
-
-def _called_as(running: Process, new: Process) -> Process:
-    old_python, new_python = _python(running), _python(new)
-    if (
-        old_python is None
-        or new_python is None
-        or old_python == new_python
-        or _environment(old_python) != _environment(new_python)
-    ):
-        return new
-    return new.model_copy(update={"argv": (old_python, *new.argv[1:])})
-
-
-def _interpreter_changes(old: dict[str, Process], processes: tuple[Process, ...]) -> Iterator[str]:
-    names: dict[tuple[str, str], list[str]] = {}
-    for process in processes:
-        old_python, new_python = _python(old.get(process.name, process)), _python(process)
-        if old_python is not None and new_python is not None and old_python != new_python:
-            names.setdefault((old_python, new_python), []).append(process.name)
-    for (old_python, new_python), whose in names.items():
-        yield (
-            f"{', '.join(whose)}: it runs in the environment of {old_python}, and here it would in that of "
-            f"{new_python}: a change"
-        )
-
-
-def _python(process: Process) -> str | None:
-    return process.argv[0] if Path(process.argv[0]).name.startswith("python") else None
-
-
-def _environment(python: str) -> tuple[Path, Path | None]:
-    """Return what identifies a Python: the program, and the virtual environment in whose folder it is called."""
-    folder = Path(python).parent.resolve().parent
-    return Path(python).resolve(), folder if (folder / "pyvenv.cfg").exists() else None

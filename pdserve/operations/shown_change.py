@@ -6,10 +6,9 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from pdserve.errors import NotOursError, StateError
-from pdserve.operations.current_run import check_place, find_running, running_places
-from pdserve.operations.look import Destination, image_store, keep_interpreters, look, plan_beside
-from pdserve.operations.plan_recipe import PlannedRecipe, errors_with_lines, plan_for
+from pdserve.operations.current_run import check_place, find_running
+from pdserve.operations.look import Destination, image_store, look, plan_beside
+from pdserve.operations.plan_recipe import PlannedRecipe, errors_with_lines
 from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Local, Node, Srun, with_agent
@@ -67,31 +66,9 @@ def change_there(loaded: LoadedRecipe, there: Destination, report: Report) -> tu
         return None
     check_place(run, there.names(loaded.recipe.platform), job=there.job)
     if there.machines is None:
-        plan = plan_beside(loaded, run)[0].plan
+        plan = plan_beside(loaded, run).plan
     else:
         plan = look(loaded, there.machines, run, report=report, running=True).planned.plan
-    return plan, _change_of_record(run, plan)
-
-
-def change_on_paper(loaded: LoadedRecipe) -> tuple[Plan, ShownChange] | None:
-    """Return the change without a look at any machine: for the nodes and versions that its record names."""
-    try:
-        run = find_running(home(os.environ), loaded.recipe.name)
-        if run is None:
-            return None
-        old = run.read_plan()
-    except (StateError, NotOursError):
-        return None
-    with errors_with_lines(loaded):
-        planned = plan_for(
-            loaded,
-            old.nodes,
-            run_dir=str(run.path),
-            run_id=run.run_id,
-            versions=run.read_versions(),
-            running=running_places(run),
-        )
-    plan, _ = keep_interpreters(old, planned.plan)
     return plan, _change_of_record(run, plan)
 
 

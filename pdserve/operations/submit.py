@@ -19,7 +19,6 @@ from pdserve.run.inbox import Down, ask
 from pdserve.system.stop_signals import hold_stops
 
 _POLL_SECONDS = 1.0
-_SOON_SECONDS = 0.1
 _LAST_WORDS_SECONDS = 5.0
 """A network file system may show the end of the job's output after Slurm reports its end."""
 _DOWN_SECONDS = 600.0
@@ -85,8 +84,6 @@ class _Following:
         self._detach = detach
         self._offset = 0
         self._shown = ""
-        self._last = ""
-        """What was printed last of the job's output."""
 
     def until_over(self) -> None:
         while True:
@@ -99,7 +96,7 @@ class _Following:
                 self._end(job)
                 return
             if self._detach and (endpoint := self._endpoint()) is not None:
-                self._show_until(endpoint, job)
+                self._print(f"{self._name} is ready at {endpoint}/v1\n")
                 self._print(f"next: pdserve status {self._name} | pdserve logs -f | pdserve down {self._name}\n")
                 return
             time.sleep(_POLL_SECONDS)
@@ -155,8 +152,7 @@ class _Following:
         whole = new if job.over else new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
         if whole:
-            self._last = whole.decode(errors="replace")
-            self._print(self._last)
+            self._print(whole.decode(errors="replace"))
         return bool(whole)
 
     def _run(self) -> RunDir | None:
@@ -172,11 +168,3 @@ class _Following:
         if (run := self._run()) is None:
             return None
         return next((str(event["endpoint"]) for event in run.read_events()[0] if event["event"] == "up"), None)
-
-    def _show_until(self, text: str, job: Job) -> None:
-        """Show the job's output until a text is in it: the launcher records that it is ready before the job prints
-        so."""
-        deadline = time.monotonic() + _LAST_WORDS_SECONDS
-        while text not in self._last and time.monotonic() < deadline:
-            time.sleep(_SOON_SECONDS)
-            self._show(job)

@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import os
 import secrets as random_secrets
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 from pdserve.errors import PreflightError, ReportedError, StateError
 from pdserve.launch.failure import failure_markdown
@@ -21,6 +19,7 @@ from pdserve.operations.down import clear_up
 from pdserve.operations.launcher_process import end_launcher, follow, run_here, start_detached
 from pdserve.operations.look import CheckedPlan, Destination, look
 from pdserve.operations.plan_recipe import PlannedRecipe, plan_for
+from pdserve.operations.progress import Progress
 from pdserve.operations.shown_change import shown_nodes
 from pdserve.plan.model import Plan
 from pdserve.plan.time_limits import apply_seconds
@@ -36,7 +35,6 @@ from pdserve.run.inbox import Apply, ask
 from pdserve.run.orphans import has_supervisor, list_living, stop_left
 from pdserve.run.retention import discard, discard_earlier, keep_failed_look, prune
 from pdserve.run.state import DeploymentState
-from pdserve.system import procfs
 from pdserve.system.host import local_node
 from pdserve.system.process import Child
 from pdserve.system.stop_signals import hold_stops, let_signals_interrupt
@@ -62,18 +60,15 @@ class UpOptions:
     serves on)."""
 
 
-def up(loaded: LoadedRecipe, there: Destination, show: VerbProgress, options: UpOptions) -> None:
+def up(loaded: LoadedRecipe, there: Destination, show: Progress, options: UpOptions) -> None:
     """Brings a deployment up, or what one that runs lacks. Raises RecipeError, PreflightError, StartError, ServeError,
     StateError and ReportedError, and KeyboardInterrupt for a stop that was asked for before it was ready."""
-    began = _process_start()
     root, name = home(os.environ), loaded.recipe.name
     if (run := find_running(root, name)) is not None:
         if options.command is not None:
             raise _runs_already(run, name)
         check_place(run, there.names(loaded.recipe.platform), job=there.job)
         seen = look(loaded, there.machines, run, report=show.note, running=True)
-        for line in seen.notes:
-            show.result(line)
         show.warn(summarize_warnings(seen.findings))
         seen.raise_failed()
         ask_to_apply(run, seen, show, replace=options.replace)
@@ -96,7 +91,7 @@ def up(loaded: LoadedRecipe, there: Destination, show: VerbProgress, options: Up
         with record_errors(run):
             record_run(run, plan, seen.planned.loaded.to_yaml(model_path=plan.model_path), seen.planned.versions)
         unless_started.pop_all()
-    _bring_up(run, plan, key, secrets, show, options, began)
+    _bring_up(run, plan, key, secrets, show, options)
 
 
 def _runs_already(run: RunDir, name: str) -> StateError:
@@ -165,7 +160,7 @@ def _check_no_containers(run: RunDir, state: DeploymentState) -> None:
         )
 
 
-def _check_before_start(loaded: LoadedRecipe, there: Destination, run: RunDir, show: VerbProgress) -> CheckedPlan:
+def _check_before_start(loaded: LoadedRecipe, there: Destination, run: RunDir, show: Progress) -> CheckedPlan:
     try:
         seen = look(loaded, there.machines, run, report=show.note, fabric=_fabric(loaded))
     except PreflightError as error:
@@ -192,9 +187,8 @@ def _bring_up(
     plan: Plan,
     key: str,
     secrets: Mapping[str, str],
-    show: VerbProgress,
+    show: Progress,
     options: UpOptions,
-    began: float,
 ) -> None:
     let_signals_interrupt()
     launcher: Child | None = None
@@ -211,7 +205,7 @@ def _bring_up(
                 launcher = start_detached(run, keep=options.keep)
             follow(run, launcher, show.event, keep=options.keep, goes_on=options.goes_on)
         else:
-            run_here(run, plan, secrets, show.event, keep=options.keep, began=began, command=options.command)
+            run_here(run, plan, secrets, show.event, keep=options.keep, command=options.command)
         ended_well = True
     except KeyboardInterrupt:
         interrupted = True
@@ -238,7 +232,7 @@ def _forget_unstarted(run: RunDir, launcher: Child | None, *, interrupted: bool)
             discard(run)  # no launcher has begun; of one that failed to, the log is there to be read
 
 
-def _prune(run: RunDir, plan: Plan, show: VerbProgress) -> None:
+def _prune(run: RunDir, plan: Plan, show: Progress) -> None:
     removed = prune(run.path.parent, plan.retention)
     show.warn(
         f"the old run {old_run.path} stays: {old_run.problem}" for old_run in removed if old_run.problem is not None
@@ -247,15 +241,7 @@ def _prune(run: RunDir, plan: Plan, show: VerbProgress) -> None:
         show.note(f"{len(gone)} old run(s) removed, {size_text(sum(old_run.size for old_run in gone))} (`retention`)")
 
 
-def _process_start() -> float:
-    """Return time.monotonic() at which this command was started, interpreter and imports included."""
-    identity = procfs.identify(os.getpid())
-    assert identity is not None
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - identity.start_ticks / os.sysconf("SC_CLK_TCK")
-    return time.monotonic() - max(0.0, age)
-
-
-def ask_to_apply(run: RunDir, seen: CheckedPlan, show: VerbProgress, *, replace: bool) -> None:
+def ask_to_apply(run: RunDir, seen: CheckedPlan, show: Progress, *, replace: bool) -> None:
     """Asks the launcher of `run`, and shows what it does. `replace`: also engines whose command has changed. Raises
     ReportedError with the launcher's own exit code when it refuses or fails."""
     planned = seen.planned
@@ -285,25 +271,3 @@ def ask_to_apply(run: RunDir, seen: CheckedPlan, show: VerbProgress, *, replace:
     if reply.exit_code:
         raise ReportedError(reply.message, reply.exit_code)
     show.result(reply.message)
-
-
-class VerbProgress(Protocol):
-    """Takes what a verb has to report, in the order in which it happens."""
-
-    def warn(self, warnings: Iterable[str]) -> None:
-        """Show each warning once."""
-
-    def note(self, *lines: str) -> None:
-        """Take facts on the way to a start."""
-
-    def result(self, line: str) -> None:
-        """Report what the verb has done."""
-
-    def begin(self, run: RunDir, plan: Plan) -> None:
-        """Report the events of this run from now on."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Take one event of the run's history."""
-
-    def end(self, *, detached: bool) -> None:
-        """Hear that no event follows."""

@@ -7,12 +7,11 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from pdserve.errors import ReportedError, StartError, StateError
+from pdserve.errors import ReportedError, StateError
 from pdserve.observe import remote_http
 from pdserve.observe.metrics import read_metrics
 from pdserve.observe.remote_http import client
@@ -20,7 +19,7 @@ from pdserve.operations.launcher_process import follow
 from pdserve.run.directory import RunDir
 from pdserve.run.inbox import Down, Reply, answer, ask, take
 from pdserve.system.process import Child, send, spawn
-from tests.launch.records import recorded_state, write_record
+from tests.launch.records import recorded_state
 
 pytestmark = pytest.mark.process
 
@@ -38,23 +37,6 @@ def launcher(run: RunDir) -> Iterator[Child]:
     yield child
     send(child.identity, signal.SIGKILL)
     asyncio.run(child.wait())
-
-
-@pytest.mark.parametrize("recorded", [True, False])
-def test_a_deployment_that_is_up_is_seen_also_without_its_event(run: RunDir, launcher: Child, recorded: bool) -> None:
-    if recorded:
-        run.append_event("up")
-    write_record(run, recorded_state(launcher=launcher.identity, phase="ready", ready_at=1.0))
-    events: list[dict[str, Any]] = []
-    follow(run, launcher, events.append, keep=False)
-    assert len(events) == 1
-    assert events[0]["event"] == "up" if recorded else "fake is ready" in events[0]["text"]
-
-
-def test_a_failure_that_keeps_what_is_healthy_is_seen_without_its_event(run: RunDir, launcher: Child) -> None:
-    write_record(run, recorded_state(launcher=launcher.identity, phase="failed", note="decode-0 died"))
-    with pytest.raises(StartError, match="decode-0 died"):
-        follow(run, launcher, lambda event: None, keep=True)
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -200,23 +199,6 @@ def test_new_key_refuses_a_name_that_cannot_be(tmp_path: Path, name: str, what: 
 
 
 LIMITLESS: dict[str, Any] = {"max_requests": None, "requests_per_minute": None, "priority": 0}
-
-
-@each_row("before", [None, "", line("known", "k")])
-def test_a_key_that_cannot_be_printed_is_not_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
-) -> None:
-    """Nobody has seen it: its name is free for the next one."""
-    path = tmp_path / "keys.jsonl"
-    if before is not None:
-        path.write_text(before)
-    with monkeypatch.context() as patched:
-        patched.setattr(typer, "echo", Mock(side_effect=OSError("a full disk")))
-        with pytest.raises(OSError, match="a full disk"):
-            new_key.run("a", path, **LIMITLESS)
-    assert (path.read_text() if path.exists() else None) == before
-    new_key.run("a", path, **LIMITLESS)
-    assert "a" in keys.KeyFile(path).current.names
 
 
 def test_a_file_that_cannot_be_written_prints_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

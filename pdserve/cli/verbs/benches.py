@@ -109,10 +109,10 @@ def bench(
         import os
 
         from pdserve.bench.aiperf_environment import make
-        from pdserve.cli.console import Console
+        from pdserve.operations.progress import Progress
         from pdserve.system.stop_signals import run_to_its_end
 
-        run_to_its_end(make(os.environ, Console().note))
+        run_to_its_end(make(os.environ, Progress().note))
         return
     from pdserve.cli import bench as measuring
 

@@ -30,10 +30,7 @@ def new_key(
     requests_per_minute: Annotated[int | None, typer.Option("--requests-per-minute", min=1, help="Requests.")] = None,
     priority: Annotated[int, typer.Option("--priority", help="The best its requests can get; 0 unless given.")] = 0,
 ) -> None:
-    """Make an API key for the proxy: print it, once, and add its hash to the file of keys.
-
-    Where it cannot be printed (a full disk), nothing is saved.
-    """
+    """Make an API key for the proxy: print it, once, and add its hash to the file of keys."""
     from pdserve.cli.new_key import run
 
     run(

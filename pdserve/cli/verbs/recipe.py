@@ -81,8 +81,7 @@ def render(
 ) -> None:
     """Print every command and environment of a recipe: as a shell script, or the plan as JSON.
 
-    Where a deployment of its name runs, they are those that `pdserve up` would go on with, and what it would start,
-    restart, stop and leave alone stands before them (in JSON: `change`).
+    What a deployment of its name would go on with where it runs: `pdserve up RECIPE --dry-run`.
     """
     from pdserve.cli.recipe import run_render as run
 
