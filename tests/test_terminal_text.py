@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from pdserve.cli import preflight, status
-from pdserve.operations.progress import Progress
+from pdserve.operations.progress import ShownProgress
 from pdserve.preflight.finding import Finding
 from tests.launch.deployment import recipe
 from tests.watch.test_frames import ONE_NODE, frame
@@ -42,7 +42,7 @@ def harmless(text: str) -> bool:
 
 
 def test_progress_notes_and_warnings_of_a_start(terminal: pytest.CaptureFixture[str]) -> None:
-    console = Progress()
+    console = ShownProgress()
     console.event({"event": "progress", "name": "weights-0", "text": f"weights: {CLIPBOARD} fetching"})
     console.event({"event": "ready", "name": "decode-0", "seconds": 1.0})
     console.note(f"a note {CLIPBOARD}")

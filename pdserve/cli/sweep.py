@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pdserve.cli.console import wide_console
 from pdserve.errors import InvalidSweepError
-from pdserve.operations.progress import Progress
+from pdserve.operations.progress import ShownProgress
 from pdserve.plan.sbatch import RenderedArray
 from pdserve.reach.slurm import SlurmTask
 from pdserve.run.directory import home
@@ -79,7 +79,7 @@ def run_sweep(
         _show_unfinished(planned, folder, out)
         return
     else:
-        SweepRunner(planned, root, folder, options, Progress(), show).run(some)
+        SweepRunner(planned, root, folder, options, ShownProgress(), show).run(some)
     again = {record.id: record for record in former if record.id in {point.id for point in some}}
     _conclude(whole, planned, folder, states, again, stale.again, out)
 

@@ -17,7 +17,7 @@ from pdserve.errors import CommandError, PdserveError, ReportedError, ServeError
 from pdserve.operations.client_command import ClientCommand
 from pdserve.operations.look import choose_destination
 from pdserve.operations.plan_recipe import load, recipe_words
-from pdserve.operations.progress import Progress
+from pdserve.operations.progress import ShownProgress
 from pdserve.operations.shown_change import change_there
 from pdserve.operations.submit import JobError, submission, submit_and_follow
 from pdserve.operations.up import UpOptions, dry_run, recorded_recipe, up
@@ -48,7 +48,7 @@ def run_up(
         plan, change = change_there(loaded, there, _progress) or (dry_run(loaded, there, _progress).plan, None)
         show_plan(plan, change, as_json=as_json, replace=options.replace)
         return
-    up(loaded, there, Progress(), options)
+    up(loaded, there, ShownProgress(), options)
 
 
 def _progress(line: str) -> None:
@@ -84,7 +84,7 @@ def run_command(
             command.check(plan)
             _echo(render_shell(plan) + _steps_after(argv))
             return
-        up(loaded, there, Progress(stdout=False), UpOptions(command=command))
+        up(loaded, there, ShownProgress(stdout=False), UpOptions(command=command))
         code = command.exit_code()
     raise typer.Exit(code)
 

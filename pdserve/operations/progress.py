@@ -18,7 +18,7 @@ from pdserve.run.directory import RunDir
 
 EVENT_STYLES = {"ready": "green", "died": "bold red", "late": "bold red", "failed": "bold red", "up": "bold green"}
 _QUIET_SECONDS = 15.0
-"""Progress of one process is printed at most so often; other news always."""
+"""ShownProgress of one process is printed at most so often; other news always."""
 
 
 class ProgressTerminal(Console):
@@ -57,7 +57,7 @@ def _harmless(shown: Any) -> Any:
     return shown
 
 
-class Progress:
+class ShownProgress:
     """A verb's progress as lines. Colours on a terminal, plain lines when piped."""
 
     def __init__(self, *, stdout: bool = True) -> None:

@@ -19,7 +19,7 @@ from pdserve.operations.down import clear_up
 from pdserve.operations.launcher_process import end_launcher, follow, run_here, start_detached
 from pdserve.operations.look import CheckedPlan, Destination, look
 from pdserve.operations.plan_recipe import PlannedRecipe, plan_for
-from pdserve.operations.progress import Progress
+from pdserve.operations.progress import ShownProgress
 from pdserve.operations.shown_change import shown_nodes
 from pdserve.plan.model import Plan
 from pdserve.plan.time_limits import apply_seconds
@@ -60,7 +60,7 @@ class UpOptions:
     serves on)."""
 
 
-def up(loaded: LoadedRecipe, there: Destination, show: Progress, options: UpOptions) -> None:
+def up(loaded: LoadedRecipe, there: Destination, show: ShownProgress, options: UpOptions) -> None:
     """Brings a deployment up, or what one that runs lacks. Raises RecipeError, PreflightError, StartError, ServeError,
     StateError and ReportedError, and KeyboardInterrupt for a stop that was asked for before it was ready."""
     root, name = home(os.environ), loaded.recipe.name
@@ -160,7 +160,7 @@ def _check_no_containers(run: RunDir, state: DeploymentState) -> None:
         )
 
 
-def _check_before_start(loaded: LoadedRecipe, there: Destination, run: RunDir, show: Progress) -> CheckedPlan:
+def _check_before_start(loaded: LoadedRecipe, there: Destination, run: RunDir, show: ShownProgress) -> CheckedPlan:
     try:
         seen = look(loaded, there.machines, run, report=show.note, fabric=_fabric(loaded))
     except PreflightError as error:
@@ -187,7 +187,7 @@ def _bring_up(
     plan: Plan,
     key: str,
     secrets: Mapping[str, str],
-    show: Progress,
+    show: ShownProgress,
     options: UpOptions,
 ) -> None:
     let_signals_interrupt()
@@ -232,7 +232,7 @@ def _forget_unstarted(run: RunDir, launcher: Child | None, *, interrupted: bool)
             discard(run)  # no launcher has begun; of one that failed to, the log is there to be read
 
 
-def _prune(run: RunDir, plan: Plan, show: Progress) -> None:
+def _prune(run: RunDir, plan: Plan, show: ShownProgress) -> None:
     removed = prune(run.path.parent, plan.retention)
     show.warn(
         f"the old run {old_run.path} stays: {old_run.problem}" for old_run in removed if old_run.problem is not None
@@ -241,7 +241,7 @@ def _prune(run: RunDir, plan: Plan, show: Progress) -> None:
         show.note(f"{len(gone)} old run(s) removed, {size_text(sum(old_run.size for old_run in gone))} (`retention`)")
 
 
-def ask_to_apply(run: RunDir, seen: CheckedPlan, show: Progress, *, replace: bool) -> None:
+def ask_to_apply(run: RunDir, seen: CheckedPlan, show: ShownProgress, *, replace: bool) -> None:
     """Asks the launcher of `run`, and shows what it does. `replace`: also engines whose command has changed. Raises
     ReportedError with the launcher's own exit code when it refuses or fails."""
     planned = seen.planned

@@ -19,7 +19,7 @@ from pdserve.operations.current_run import find_running, last_run
 from pdserve.operations.down import down
 from pdserve.operations.look import choose_destination
 from pdserve.operations.plan_recipe import recipe_words
-from pdserve.operations.progress import Progress
+from pdserve.operations.progress import ShownProgress
 from pdserve.operations.serving import serving
 from pdserve.operations.up import UpOptions, up
 from pdserve.run.directory import RunDir, new_run_id
@@ -98,7 +98,7 @@ class SweepRunner:
     root: Path
     folder: SweepFolder
     options: SweepOptions
-    show: Progress
+    show: ShownProgress
     on_point: OnPoint
 
     def run(self, some: Sequence[Point]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from pdserve.errors import StateError
 from pdserve.operations import down, restart, up
 from pdserve.operations.look import CheckedPlan
-from pdserve.operations.progress import Progress
+from pdserve.operations.progress import ShownProgress
 from pdserve.plan.model import Plan, Versions
 from pdserve.run.directory import RunDir
 from pdserve.run.inbox import Reply
@@ -112,5 +112,5 @@ def test_up_with_another_model_lets_its_weights_be_fetched(run: RunDir, asked: l
     loaded = SimpleNamespace(to_yaml=lambda model_path: "name: test")
     seen = cast(CheckedPlan, SimpleNamespace(planned=SimpleNamespace(plan=other, loaded=loaded, versions=Versions())))
     with pytest.raises(StateError):
-        up.ask_to_apply(run, seen, cast(Progress, SimpleNamespace(result=print)), replace=True)
+        up.ask_to_apply(run, seen, cast(ShownProgress, SimpleNamespace(result=print)), replace=True)
     assert asked[0] > other.timeouts.weights_seconds + DRAIN

@@ -14,7 +14,7 @@ import pytest
 
 from pdserve.errors import StateError
 from pdserve.launch.failure import start_error
-from pdserve.operations.progress import Progress
+from pdserve.operations.progress import ShownProgress
 from pdserve.reach.protocol import Died, Late
 from pdserve.run.directory import RunDir, find
 from pdserve.run.state import NodeState, ProcessState
@@ -89,7 +89,7 @@ def recorded(
 
 def printed(event: dict[str, object], run: RunDir, capsys: pytest.CaptureFixture[str]) -> str:
     """What the console prints of one event, after its head."""
-    console = Progress()
+    console = ShownProgress()
     console.begin(run, plan(planned_recipe()))
     capsys.readouterr()
     console.event(event)
@@ -109,7 +109,7 @@ def test_progress_that_a_full_disk_does_not_take_is_told_once_and_stops_nothing(
     run = recorded(tmp_path)
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        console = Progress()
+        console = ShownProgress()
         console.begin(run, plan(planned_recipe()))
         console.event({**FAILED, "kept": True})
         console.result("done")

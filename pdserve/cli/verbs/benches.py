@@ -109,10 +109,10 @@ def bench(
         import os
 
         from pdserve.bench.aiperf_environment import make
-        from pdserve.operations.progress import Progress
+        from pdserve.operations.progress import ShownProgress
         from pdserve.system.stop_signals import run_to_its_end
 
-        run_to_its_end(make(os.environ, Progress().note))
+        run_to_its_end(make(os.environ, ShownProgress().note))
         return
     from pdserve.cli import bench as measuring
 
