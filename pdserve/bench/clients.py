@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pdserve.bench import vllm_program
 from pdserve.bench.aiperf_environment import NAME as AIPERF
 from pdserve.bench.aiperf_environment import VERSION, installed_interpreter, put_into_cache
-from pdserve.bench.figures import RequestRecord, UnreadableResultError, last_line, read_vllm_records, require_possible
+from pdserve.bench.figures import RequestRecord, UnreadableResultError, last_line, read_vllm_records
 from pdserve.bench.snapshot import Clocks
-from pdserve.bench.traces import RequestTrace, TraceFormat, first_sessions
+from pdserve.bench.traces import RequestTrace, TraceFormat
 from pdserve.bench.workload import SESSION_HEADER, Load, Workload
 from pdserve.errors import PreflightError
 from pdserve.plan.model import Plan
@@ -54,43 +55,6 @@ class ClientRun:
         return self.folder / f"{self.name}.log"
 
 
-class LoadClient(Protocol):
-    """A program that sends requests and records each of them."""
-
-    @property
-    def name(self) -> str:
-        """Name the client, for people and provenance."""
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Return the versions of packages that the run of the deployment has not recorded."""
-
-    @property
-    def program(self) -> str:
-        """Return the interpreter that runs the client."""
-
-    @property
-    def tokenizer(self) -> str:
-        """Return the tokenizer: a folder, or a name at Hugging Face."""
-
-    @property
-    def timing(self) -> tuple[str, ...]:
-        """Return how the titles begin of the processes that send and receive: the others may be busy."""
-
-    def prepare(self, run: ClientRun) -> list[str]:
-        """Write the files that the client needs, without secrets; return its command line."""
-
-    def environment(self, run: ClientRun, environ: Mapping[str, str], key: str) -> dict[str, str]:
-        """Return the client's environment. The key of the deployment is here and nowhere else."""
-
-    def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
-        """Read the requests of a run that is over. `clocks`: read before it began. Raises OSError and
-        UnreadableResultError."""
-
-    def clean(self, run: ClientRun) -> None:
-        """Remove what the client has left outside of the run's folder."""
-
-
 def without_site_proxy(environ: Mapping[str, str]) -> dict[str, str]:
     """Return our environment without what would send a client's requests through the site's proxy."""
     return {name: value for name, value in environ.items() if name.lower() not in _PROXIES and name != _PATCHES}
@@ -121,12 +85,9 @@ class VllmClient:
     """A folder, or an id of the hub."""
     name: str = _VLLM_BENCH
     timing: tuple[str, ...] = ()
-    """It is a single process."""
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Return nothing: the run has recorded vLLM's version, unless --python names another one."""
-        return {}
+    """How the titles begin of the processes that send and receive. This client is a single process."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """The versions that the run of the deployment has not recorded: it has vLLM's."""
 
     def prepare(self, run: ClientRun) -> list[str]:
         """Return the command of a run: a closed loop at a concurrency, Poisson arrivals at a rate."""
@@ -156,12 +117,13 @@ class VllmClient:
 
     def environment(self, run: ClientRun, environ: Mapping[str, str], key: str) -> dict[str, str]:
         """Return our environment without the site's proxy, and without a look at the hub where the tokenizer is a
-        folder."""
+        folder. The key of the deployment is here and nowhere else."""
         offline = {"HF_HUB_OFFLINE": "1"} if Path(self.tokenizer).is_absolute() else {}
         return {**without_site_proxy(environ), **offline, "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", KEY: key}
 
     def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
-        """Read the records of a run. vLLM's client counts by the monotonic clock already."""
+        """Read the requests of a run that is over. vLLM's client counts by the monotonic clock already. Raises OSError
+        and UnreadableResultError."""
         return read_vllm_records(run.result.read_text(encoding="utf-8", errors="replace"))
 
     def clean(self, run: ClientRun) -> None:
@@ -203,7 +165,7 @@ def read_aiperf_records(
         try:
             raw: dict[str, Any] = json.loads(line)
             if raw["metadata"]["benchmark_phase"] == "profiling":
-                records.append(require_possible(_record(raw, clocks, asked)))
+                records.append(_record(raw, clocks, asked))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise UnreadableResultError(f"line {number}: {type(error).__name__}: {error}") from error
     return tuple(sorted(records, key=lambda record: record.started))
@@ -264,7 +226,6 @@ FORMATS: Mapping[TraceFormat, str] = {
     "mooncake": "mooncake_trace",
     "messages": "mooncake_trace",
     "conversations": "multi_turn",
-    "sub-agents": "dag_jsonl",
 }
 """As AIPerf names them: a log of messages becomes lines of its Mooncake format, with the messages in them."""
 
@@ -321,7 +282,7 @@ def _file(trace: RequestTrace, file: Path | None) -> dict[str, Any]:
 
 def _phase(load: Load, trace: RequestTrace | None) -> dict[str, Any]:
     """Return the phase that measures: until all is sent, or the time is over."""
-    end: dict[str, Any] = {"requests": load.requests} if trace is None else {"sessions": trace.roots}
+    end: dict[str, Any] = {"requests": load.requests} if trace is None else {"sessions": len(trace.sessions)}
     if load.seconds is not None:
         end |= {"duration": load.seconds, "gracePeriod": load.grace}
     if load.rate is not None:
@@ -347,11 +308,7 @@ class AiperfClient:
     timing: tuple[str, ...] = ("aiperf worker_",)
     """They send, and take the times. Others read its records and are busy after each answer; the loop of its timing
     manager never sleeps (0.13.0), so that its use of a CPU says nothing."""
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Return the version of the pins."""
-        return {"aiperf": VERSION}
+    versions: Mapping[str, str] = field(default_factory=lambda: {"aiperf": VERSION})
 
     def prepare(self, run: ClientRun) -> list[str]:
         """Write AIPerf's configuration and the lines of the trace."""
@@ -391,7 +348,8 @@ class AiperfClient:
         return Path(self.tokenizer).is_dir()
 
     def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
-        """Move AIPerf's record of each request to the result's own file, and read it."""
+        """Move AIPerf's record of each request to the result's own file, and read it. `clocks`: read before the run
+        began. Raises OSError and UnreadableResultError."""
         export = _artifacts(run) / _EXPORT
         export.replace(run.result)
         asked = None if self.trace is None else self.trace.asked_output()
@@ -406,14 +364,9 @@ class AiperfClient:
         """Return the trace; for a warm-up only as many sessions as have its requests."""
         if self.trace is None or not run.warmup:
             return self.trace
-        some = next(
-            (n for n in range(1, self.trace.roots) if self._first(n).requests >= run.load.requests), self.trace.roots
-        )
-        return self._first(some)
-
-    def _first(self, sessions: int) -> RequestTrace:
-        assert self.trace is not None
-        return replace(self.trace, sessions=first_sessions(self.trace.sessions, sessions))
+        requests = itertools.accumulate(len(session.turns) for session in self.trace.sessions)
+        enough = sum(so_far < run.load.requests for so_far in requests) + 1
+        return replace(self.trace, sessions=self.trace.sessions[:enough])
 
 
 def _hub_cache(run: ClientRun) -> Path:
@@ -430,6 +383,10 @@ def _temporary(run: ClientRun) -> Path:
     return (
         Path(tempfile.gettempdir()) / f"pdserve-{hashlib.sha256(f'{run.salt}{run.folder}'.encode()).hexdigest()[:16]}"
     )
+
+
+LoadClient = VllmClient | AiperfClient
+"""A program that sends requests and records each of them."""
 
 
 def client_of(

@@ -140,7 +140,6 @@ class _Bench:
             warmup_problem="" if warm is None else warm.problem,
             asked_input=None if self._task.trace is None else asked_input(self._task.trace),
             theory=0.0 if self._task.trace is None else prefix_hit(self._task.trace, answers=True),
-            clock_moved=ran.sampler.clock_moved,
         )
         return Measurement(
             load=load,

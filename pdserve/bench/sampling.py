@@ -60,12 +60,6 @@ class Sampler:
         self._titles: dict[int, str] = {}
         self._snapshots: list[list[EngineSnapshot]] = []
         self.samples: list[Sample] = []
-        self._ahead: list[float] = []
-
-    @property
-    def clock_moved(self) -> float:
-        """Return the seconds by which the wall clock moved beside the monotonic one, forth and back."""
-        return max(self._ahead) - min(self._ahead) if self._ahead else 0.0
 
     async def run(self) -> None:
         await asyncio.gather(self._read_cpu(), self._read_gauges(), self._find_family())
@@ -90,7 +84,6 @@ class Sampler:
 
     async def _read_cpu(self) -> None:
         while True:
-            self._ahead.append(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME))
             self.samples.append(
                 Sample(
                     time.monotonic(),

@@ -26,11 +26,12 @@ class Counter:
     """A metric that only grows. `where`: labels that its samples must have; the others are added up."""
 
     metric: str
-    title: str
     where: Mapping[str, str] = field(default_factory=dict)
     appears: str = ""
     """How metrics begin, any of which on a page says that this one counts there, and is missing until it has counted
     something. Empty: it is there from the start."""
+    title: str = ""
+    """What it counts, where a verdict says so."""
 
     def total(self, samples: Sequence[Sample]) -> float | None:
         """Sum the counter's series; None: it is not reported, or is no number."""
@@ -40,21 +41,21 @@ class Counter:
         return sum(values) if values and all(map(math.isfinite, values)) else None
 
 
+def _failure(metric: str, title: str) -> Counter:
+    return Counter(f"vllm:{metric}_total", title=title)
+
+
 def _effect(patch: str, effect: str, title: str) -> Counter:
-    return Counter("pdserve_patch_effects_total", title, {"patch": patch, "effect": effect})
-
-
-def _operation(what: str, operation: str, title: str) -> Counter:
-    return Counter(f"vllm:mooncake_store_operation_{what}_total", title, {"operation": operation})
+    return Counter("pdserve_patch_effects_total", {"patch": patch, "effect": effect}, title=title)
 
 
 FAILED_TRANSFERS: Mapping[str, Counter] = {
-    "nixl_failed": Counter("vllm:nixl_num_failed_transfers_total", "NIXL transfers that failed"),
-    "nixl_expired": Counter("vllm:nixl_num_kv_expired_reqs_total", "requests whose KV expired on prefill"),
+    "nixl_failed": _failure("nixl_num_failed_transfers", "NIXL transfers that failed"),
+    "nixl_expired": _failure("nixl_num_kv_expired_reqs", "requests whose KV expired on prefill"),
     "nixl_groups_failed": _effect("nixl-failed-groups", "failed-receives", "NIXL transfers that failed"),
-    "mooncake_failed": Counter("vllm:mooncake_num_failed_transfers_total", "Mooncake transfers that failed"),
-    "mooncake_not_received": Counter("vllm:mooncake_num_failed_recvs_total", "prompts that Mooncake did not bring"),
-    "mooncake_expired": Counter("vllm:mooncake_num_kv_expired_reqs_total", "requests whose KV expired on prefill"),
+    "mooncake_failed": _failure("mooncake_num_failed_transfers", "Mooncake transfers that failed"),
+    "mooncake_not_received": _failure("mooncake_num_failed_recvs", "prompts that Mooncake did not bring"),
+    "mooncake_expired": _failure("mooncake_num_kv_expired_reqs", "requests whose KV expired on prefill"),
     "pulls_failed": _effect("mooncake-pulls", "pulls-failed", "Mooncake pulls that failed"),
     "peers_lost": _effect("mooncake-pulls", "peers-lost", "prefill workers lost during a pull"),
     "params_rejected": _effect("mooncake-requests", "params-rejected", "requests served without their transfer"),
@@ -63,70 +64,57 @@ FAILED_TRANSFERS: Mapping[str, Counter] = {
 """Any of them: the figures are of something else than prefill/decode. Before vllm 0.33 the patch mooncake-prom-metrics
 exports what Mooncake counts."""
 
+
+def _prompt_tokens(source: str) -> Counter:
+    return Counter("vllm:prompt_tokens_by_source_total", {"source": source})
+
+
+def _saved_keys(metric: str) -> Counter:
+    return Counter(f"vllm:mooncake_store_operation_{metric}_total", {"operation": "save_put"})
+
+
 ENGINE: Mapping[str, Counter] = {
-    "computed": Counter("vllm:prompt_tokens_by_source_total", "prompt tokens computed", {"source": "local_compute"}),
-    "local_hits": Counter(
-        "vllm:prompt_tokens_by_source_total", "prompt tokens from the engine's own cache", {"source": "local_cache_hit"}
-    ),
-    "received": Counter(
-        "vllm:prompt_tokens_by_source_total",
-        "prompt tokens from another engine or a cache tier",
-        {"source": "external_kv_transfer"},
-    ),
-    "prefix_queries": Counter("vllm:prefix_cache_queries_total", "tokens looked up in the prefix cache"),
-    "prefix_hits": Counter("vllm:prefix_cache_hits_total", "tokens that the prefix cache had"),
-    "external_queries": Counter("vllm:external_prefix_cache_queries_total", "tokens looked up by the KV connector"),
-    "external_hits": Counter("vllm:external_prefix_cache_hits_total", "tokens that the KV connector had"),
-    "generated": Counter("vllm:generation_tokens_total", "answer tokens"),
-    "preemptions": Counter("vllm:num_preemptions_total", "preemptions"),
-    "queue_seconds": Counter("vllm:request_queue_time_seconds_sum", "seconds in the engine's queue"),
-    "prefill_seconds": Counter("vllm:request_prefill_time_seconds_sum", "seconds of prefill"),
-    "decode_seconds": Counter("vllm:request_decode_time_seconds_sum", "seconds of decode"),
-    "nixl_bytes": Counter("vllm:nixl_bytes_transferred_sum", "bytes moved by NIXL"),
-    "nixl_seconds": Counter("vllm:nixl_xfer_time_seconds_sum", "seconds of NIXL transfers"),
-    "mooncake_bytes": Counter("vllm:mooncake_bytes_transferred_sum", "bytes moved by Mooncake"),
-    "mooncake_seconds": Counter("vllm:mooncake_xfer_time_seconds_sum", "seconds of Mooncake transfers"),
-    "store_keys": _operation("keys", "save_put", "keys sent to the Mooncake store"),
-    "store_failed": _operation("failed_keys", "save_put", "keys that the Mooncake store did not take"),
-    "store_loaded": _operation("keys", "load_get", "keys asked of the Mooncake store"),
-    "offload_bytes": Counter("vllm:kv_offload_store_bytes_total", "bytes offloaded to host memory"),
-    "offload_loaded": Counter("vllm:kv_offload_load_bytes_total", "bytes loaded from host memory"),
+    "computed": _prompt_tokens("local_compute"),
+    "local_hits": _prompt_tokens("local_cache_hit"),
+    "received": _prompt_tokens("external_kv_transfer"),
+    "generated": Counter("vllm:generation_tokens_total"),
+    "preemptions": Counter("vllm:num_preemptions_total"),
+    "queue_seconds": Counter("vllm:request_queue_time_seconds_sum"),
+    "prefill_seconds": Counter("vllm:request_prefill_time_seconds_sum"),
+    "decode_seconds": Counter("vllm:request_decode_time_seconds_sum"),
+    "nixl_bytes": Counter("vllm:nixl_bytes_transferred_sum"),
+    "nixl_seconds": Counter("vllm:nixl_xfer_time_seconds_sum"),
+    "mooncake_bytes": Counter("vllm:mooncake_bytes_transferred_sum"),
+    "mooncake_seconds": Counter("vllm:mooncake_xfer_time_seconds_sum"),
+    "store_keys": _saved_keys("keys"),
+    "store_failed": _saved_keys("failed_keys"),
+    "offload_bytes": Counter("vllm:kv_offload_store_bytes_total"),
     **FAILED_TRANSFERS,
 }
 
 
-def _lmcache(name: str, title: str) -> Counter:
+def _lmcache(name: str) -> Counter:
     """Describe a counter of LMCache. OpenTelemetry shows a counter only once it has counted; LMCache's gauges are there
     from its start."""
-    return Counter(f"lmcache_mp_{name}", title, appears="lmcache_mp_")
+    return Counter(f"lmcache_mp_{name}_total", appears="lmcache_mp_")
 
 
 LMCACHE: Mapping[str, Counter] = {
-    "written": _lmcache("l1_write_chunks_total", "chunks stored"),
-    "read": _lmcache("l1_read_chunks_total", "chunks loaded"),
-    "l2_written": _lmcache("l2_store_completed_objects_chunks_total", "chunks stored in the L2"),
-    "evicted": _lmcache("l1_evicted_chunks_total", "chunks evicted"),
-    "asked_tokens": _lmcache("lookup_requested_tokens_total", "tokens looked up"),
-    "hit_tokens": _lmcache("lookup_hit_tokens_total", "tokens that LMCache had"),
-    "no_room": _lmcache("l1_allocation_failure_chunks_total", "chunks without room"),
-    "read_failures": _lmcache("l1_read_failure_chunks_total", "chunks that could not be read"),
+    "written": _lmcache("l1_write_chunks"),
+    "read": _lmcache("l1_read_chunks"),
+    "l2_written": _lmcache("l2_store_completed_objects_chunks"),
+    "evicted": _lmcache("l1_evicted_chunks"),
+    "asked_tokens": _lmcache("lookup_requested_tokens"),
+    "hit_tokens": _lmcache("lookup_hit_tokens"),
 }
-
-
-def _proxy(name: str, title: str, **where: str) -> Counter:
-    return Counter(f"{PREFIX}{name}", title, where)
-
-
 PROXY: Mapping[str, Counter] = {
-    "requests": _proxy("requests_total", "requests, of every path"),
-    "tokenized": _proxy("requests_total", "requests for the tokens of a text", path="/tokenize"),
-    "failovers": _proxy("failovers_total", "attempts on another worker"),
-    "stream_errors": _proxy("stream_errors_total", "streams that ended with an error"),
-    "worker_errors": _proxy("errors_total", "requests that failed by a worker", blame="worker"),
-    "single_engine": _proxy("disagg_decisions_total", "requests sent to a single engine", decision="one-engine"),
-    "queue_seconds": _proxy("queue_seconds_sum", "seconds in the proxy's queue"),
-    "prefill_seconds": _proxy("prefill_seconds_sum", "seconds of prefill legs"),
-    "transfer_seconds": _proxy("kv_transfer_seconds_sum", "seconds from prefill's answer to decode's first byte"),
+    "requests": Counter(f"{PREFIX}requests_total"),
+    "tokenized": Counter(f"{PREFIX}requests_total", {"path": "/tokenize"}),
+    "failovers": Counter(f"{PREFIX}failovers_total"),
+    "single_engine": Counter(f"{PREFIX}disagg_decisions_total", {"decision": "one-engine"}),
+    "queue_seconds": Counter(f"{PREFIX}queue_seconds_sum"),
+    # From prefill's answer to decode's first byte.
+    "transfer_seconds": Counter(f"{PREFIX}kv_transfer_seconds_sum"),
 }
 
 

@@ -2,7 +2,6 @@
 
 The format is known by the keys of the first line:
 
-    turns with messages                 sub-agents      AIPerf's dag_jsonl: sessions that fork and spawn others
     turns                               conversations   AIPerf's multi_turn
     messages, or a body that has them   messages        log of OpenAI requests, or whole conversations
     input_length or text_input          mooncake        Mooncake's trace, with session_id and delay as AIPerf reads it
@@ -28,7 +27,7 @@ from pdserve.bench.workload import USUAL_OUTPUT, Workload
 from pdserve.errors import RecipeError
 from pdserve.plan.frozen import Frozen
 
-TraceFormat = Literal["mooncake", "conversations", "sub-agents", "messages"]
+TraceFormat = Literal["mooncake", "conversations", "messages"]
 Piece = tuple[Hashable, float]
 """Some text of a prompt, and its tokens: the same text is the same piece."""
 
@@ -54,10 +53,6 @@ class Session:
     turns: tuple[Turn, ...]
     rows: tuple[Mapping[str, Any], ...]
     """For AIPerf: lines of its own format."""
-    parent: tuple[str, int] | None = None
-    """The session and the turn whose prompt and answer it continues (a fork)."""
-    root: bool = True
-    """It begins by itself. A sub-agent does not: another session starts it."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +70,6 @@ class RequestTrace:
     @property
     def requests(self) -> int:
         return sum(len(session.turns) for session in self.sessions)
-
-    @property
-    def roots(self) -> int:
-        return sum(session.root for session in self.sessions)
 
     def asked_output(self) -> Mapping[tuple[str, int], int]:
         """Return the length asked for of each answer, by session and turn."""
@@ -191,48 +182,6 @@ class ConversationRow(_Row):
     turns: Annotated[list[ConversationTurn], Field(min_length=1)]
 
 
-class Fork(_Row):
-    """A session that continues this one, beside it."""
-
-    child: _Id
-    background: bool = False
-
-
-class Spawn(_Row):
-    """Sub-agents that start here, and the turn that waits for them."""
-
-    children: Annotated[list[_Id], Field(min_length=1)]
-    join_at: int | None = None
-
-
-class AgentTurn(_Row):
-    """Messages that are added, and the sub-agents that follow the answer."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    messages: Annotated[list[LoggedMessage], Field(min_length=1)]
-    max_tokens: _Tokens | None = None
-    forks: list[_Id | Fork] = []
-    spawns: list[_Id | Spawn] = []
-
-
-class AgentRow(_Row):
-    """A session of AIPerf's `dag_jsonl`."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    session_id: _Id
-    turns: Annotated[list[AgentTurn], Field(min_length=1)]
-    pre_session_spawns: list[_Id] = []
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("orchestrator"):
-            raise ValueError("sessions without requests (orchestrator) are not read")
-        return data
-
-
 class MessagesRow(_Row):
     """A request of the OpenAI API, or a whole conversation with the answers in it."""
 
@@ -292,43 +241,6 @@ def conversations(lines: Sequence[TraceLine], output_tokens: int, _: int | None)
             out.insert(0, {"role": "system", "text": row.turns[0].text})
         sessions.append(Session(session, tuple(turns), ({"session_id": session, "turns": out},)))
     _unique(lines, sessions)
-    return tuple(sessions), None
-
-
-def sub_agents(lines: Sequence[TraceLine], output_tokens: int, _: int | None) -> tuple[Sessions, int | None]:
-    """Read AIPerf's dag_jsonl format. A fork continues its parent's prompt and answer, a spawn begins anew."""
-    rows = [(line, line.read(AgentRow)) for line in lines]
-    parents: dict[str, tuple[str, int]] = {}
-    started: dict[str, TraceLine] = {}
-    for line, row in rows:
-        started |= dict.fromkeys(row.pre_session_spawns, line)
-        for index, turn in enumerate(row.turns):
-            forks = [entry if isinstance(entry, str) else entry.child for entry in turn.forks]
-            spawns = [
-                child for entry in turn.spawns for child in (entry.children if isinstance(entry, Spawn) else [entry])
-            ]
-            parents |= dict.fromkeys(forks, (row.session_id, index))
-            started |= dict.fromkeys([*forks, *spawns], line)
-    known = {row.session_id for _, row in rows}
-    for child, line in started.items():
-        if child not in known:
-            raise line.bad(f"it starts the session {child!r}, which the trace does not have")
-    sessions = []
-    for line, row in rows:
-        whole = line.row.get("context_mode") == "message_array_with_responses"
-        turns = tuple(
-            Turn(turn.max_tokens or output_tokens, _messages(turn.messages), whole=whole) for turn in row.turns
-        )
-        out = dict(line.row) | {
-            "turns": [
-                {**raw, "max_tokens": turn.output_tokens} for raw, turn in zip(line.row["turns"], turns, strict=True)
-            ]
-        }
-        place = parents.get(row.session_id)
-        sessions.append(Session(row.session_id, turns, (out,), parent=place, root=row.session_id not in started))
-    _unique(lines, sessions)
-    if not any(session.root for session in sessions):
-        raise lines[0].bad("no session begins by itself: each is started by another one")
     return tuple(sessions), None
 
 
@@ -477,7 +389,7 @@ def read_trace(
     read, fitted = _READERS[form](lines, output_tokens, block)
     if not read:
         raise RecipeError("this trace has no request", where=where, cause="no line asks for an answer", todo=FORMATS)
-    return RequestTrace(path.name, hashlib.sha256(data).hexdigest(), form, first_sessions(read, sessions), fitted)
+    return RequestTrace(path.name, hashlib.sha256(data).hexdigest(), form, read[:sessions], fitted)
 
 
 def _lines(data: bytes, where: str) -> Iterator[TraceLine]:
@@ -501,10 +413,8 @@ def _lines(data: bytes, where: str) -> Iterator[TraceLine]:
 
 def _format_of(line: TraceLine) -> TraceFormat:
     row = line.row
-    if isinstance(turns := row.get("turns"), list) or row.get("orchestrator"):
-        first = turns[0] if turns else {}
-        agents = isinstance(first, dict) and "messages" in first
-        return "sub-agents" if agents or row.get("orchestrator") else "conversations"
+    if isinstance(row.get("turns"), list):
+        return "conversations"
     if "messages" in openai_row(row):
         return "messages"
     if "input_length" in row or "text_input" in row:
@@ -513,38 +423,9 @@ def _format_of(line: TraceLine) -> TraceFormat:
     raise line.bad(f"its keys ({keys}) are of no format that can be replayed")
 
 
-def first_sessions(sessions: tuple[Session, ...], some: int | None) -> tuple[Session, ...]:
-    """Return the first `some` sessions that begin by themselves, and all that they start."""
-    if some is None:
-        return sessions
-    roots = [session.id for session in sessions if session.root][:some]
-    children: dict[str, list[str]] = {}
-    for session in sessions:
-        for row in session.rows:
-            children.setdefault(session.id, []).extend(_started(row))
-    kept: set[str] = set()
-    while roots:
-        one = roots.pop()
-        if one not in kept:
-            kept.add(one)
-            roots += children.get(one, [])
-    return tuple(session for session in sessions if session.id in kept)
-
-
-def _started(row: Mapping[str, Any]) -> Iterator[str]:
-    yield from row.get("pre_session_spawns", ())
-    for turn in row.get("turns", ()):
-        for entry in (*turn.get("forks", ()), *turn.get("spawns", ())):
-            if isinstance(entry, str):
-                yield entry
-            else:
-                yield from entry.get("children") or [entry["child"]]
-
-
 _READERS: Mapping[TraceFormat, Reader] = {
     "mooncake": mooncake,
     "conversations": conversations,
-    "sub-agents": sub_agents,
     "messages": messages,
 }
 
@@ -588,18 +469,15 @@ def asked_input(trace: RequestTrace) -> int | None:
 
 
 def _requests(sessions: Sequence[Session]) -> list[tuple[list[Piece], Piece]]:
-    """Return the prompt and the answer of each request, in order. A fork begins with the prompt and the answer of its
-    parent."""
-    after: dict[tuple[str, int], list[Piece]] = {}
+    """Return the prompt and the answer of each request, in order."""
     requests: list[tuple[list[Piece], Piece]] = []
     for session in sessions:
-        history = list(after.get(session.parent, [])) if session.parent is not None else []
+        history: list[Piece] = []
         for index, turn in enumerate(session.turns):
             prompt = list(turn.pieces) if turn.whole else [*history, *turn.pieces]
             answer: Piece = (("answer", session.id, index), float(turn.output_tokens))
             requests.append((prompt, answer))
             history = [*prompt, answer]
-            after[session.id, index] = history
     return requests
 
 

@@ -72,8 +72,6 @@ class Evidence:
     """Tokens of all prompts of the trace together; None: it does not have them."""
     theory: float = 0.0
     """The share of its prompts that a trace repeats itself, answers of earlier turns among them."""
-    clock_moved: float = 0.0
-    """Seconds between the least and the most by which the wall clock was ahead of the monotonic one meanwhile."""
 
     @property
     def done(self) -> list[RequestRecord]:
@@ -298,7 +296,7 @@ def decode_computed(evidence: Evidence) -> Answer:
         if unread := _unread_proxy(evidence):
             return Unknown(f"what the proxy sent to decode alone is not known{_why(unread)}")
         if alone := evidence.proxy().get("single_engine", 0):
-            allowed = each + _may_compute(evidence, round(alone)) * (1 + PROMPT_TOLERANCE)
+            allowed = each + alone * evidence.longest_prompt * (1 + PROMPT_TOLERANCE)
             return None if computed <= allowed else _not_transferred(evidence, computed, f"{allowed:.0f}")
     if _receives_whole_prompts(evidence):
         return _not_transferred(evidence, computed, "0")
@@ -308,17 +306,6 @@ def decode_computed(evidence: Evidence) -> Answer:
         f"decode computed {computed:.0f} prompt tokens: the last one of each request, which its connector may leave to"
         " it, or some whole prompts"
     )
-
-
-def _may_compute(evidence: Evidence, alone: int) -> float:
-    """Return the tokens of so many prompts that the proxy sends to decode alone: the shortest ones. Where it also sends
-    those of which decode lacks little, any of them may be among them."""
-    thresholds = evidence.plan.proxy.routing.conditional
-    if thresholds is None or thresholds.max_missing_tokens is not None:
-        return alone * evidence.longest_prompt
-    unknown = len(evidence.records) - len(evidence.done)
-    known = sorted(record.prompt_tokens for record in evidence.done)
-    return sum(known[:alone]) + min(unknown, alone) * evidence.longest_prompt
 
 
 def _receives_whole_prompts(evidence: Evidence) -> bool:
@@ -398,8 +385,6 @@ def clock_jumped(evidence: Evidence) -> Answer:
         return Invalid(f"the machine was suspended for {slept:.1f} s")
     if abs(moved) > CLOCK_SECONDS:
         return Invalid(f"the clock of this machine was set by {moved:+.1f} s")
-    if evidence.clock_moved > CLOCK_SECONDS:
-        return Invalid(f"the clock of this machine was set by {evidence.clock_moved:.1f} s, and back")
     return None
 
 

@@ -247,8 +247,8 @@ def work(
             raise _bad_option("--requests", "a trace has its own requests: --sessions takes the first of its sessions")
         some, trace = with_trace(some)
     chosen = loads(concurrencies, rates, requests if trace is None else trace.requests, timed)
-    if trace is not None and (most := max((each.concurrency or 0 for each in chosen), default=0)) > trace.roots:
-        raise _bad_option("--concurrency", f"{trace.roots} sessions are never {most} at a time")
+    if trace is not None and (most := max((each.concurrency or 0 for each in chosen), default=0)) > len(trace.sessions):
+        raise _bad_option("--concurrency", f"{len(trace.sessions)} sessions are never {most} at a time")
     return some, chosen, trace
 
 

@@ -153,8 +153,8 @@ def _missing_traces(sweep: Sweep, path: FilePath) -> Iterator[Problem]:
 def _sessions(loaded: LoadedSweep) -> Iterator[Problem]:
     for index, workload in enumerate(loaded.sweep.workload):
         most, trace = max(loaded.sweep.concurrency, default=0), loaded.trace_of(workload)
-        if trace is not None and most > trace.roots:
-            what = f"the trace has {trace.roots} sessions, which are never {most} at a time"
+        if trace is not None and most > len(trace.sessions):
+            what = f"the trace has {len(trace.sessions)} sessions, which are never {most} at a time"
             yield Problem(("workload", index), what, "lower it, or take a longer trace", also=(("concurrency",),))
 
 
