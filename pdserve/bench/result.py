@@ -140,7 +140,7 @@ _GPUS = (
 )
 
 
-_CLIENT = "pdserve (client)"
+CLIENT_CODE = "pdserve (client)"
 """pdserve with a digest of its code, which has its patches too."""
 _SAME_KIND = ("series", "gfx version")
 """Columns of rocm-smi that are the same of two cards of a kind."""
@@ -154,7 +154,7 @@ def provenance(run: RunDir, plan: Plan, client: LoadClient, planned: Mapping[str
         began=time.time(),
         client=client.name,
         tokenizer=_absolute(client.tokenizer),
-        versions={**_versions(run.versions), **client.versions, _CLIENT: own_pdserve()},
+        versions={**_versions(run.versions), **client.versions, CLIENT_CODE: own_pdserve()},
         hardware=_hardware(plan),
         recipe=_text(run.recipe),
         planned=planned,
@@ -167,32 +167,24 @@ def _absolute(tokenizer: str) -> str:
 
 
 def fixed_circumstances(about: Provenance) -> dict[str, str]:
-    """Return of a result what must not change within a sweep, as far as it is known: engines, pdserve's code, the kind
-    of machine, and the model. Not the host itself: another one of the same kind is the same."""
-    facts: dict[str, str | None] = {"pdserve": about.versions.get(_CLIENT)}
-    facts |= {package: about.versions.get(package) for package in PACKAGES}
-    facts |= _kind_of(about.hardware)
-    facts[MODEL_FILES] = about.planned.get(MODEL_FILES)
-    return {name: value for name, value in facts.items() if value}
+    """Return of a result what must not change within a sweep, as far as it is known."""
+    return circumstances(about.versions, about.hardware, about.planned.get(MODEL_FILES))
 
 
-def circumstances_here(
-    versions: Mapping[str, str | None], model_files: str | None, hardware: Mapping[str, str]
+def circumstances(
+    versions: Mapping[str, str | None], hardware: Mapping[str, str], model_files: str | None
 ) -> dict[str, str]:
-    """Return the circumstances of a measurement that is made now, as far as they are known here. `versions`: of the
-    engines; `hardware`: of `machine`."""
-    about = Provenance(
-        deployment="",
-        run_id="",
-        began=0.0,
-        client="",
-        tokenizer="",
-        versions={**versions, _CLIENT: own_pdserve()},
-        hardware=hardware,
-        recipe="",
-        planned={} if model_files is None else {MODEL_FILES: model_files},
-    )
-    return fixed_circumstances(about)
+    """Return what must not change within a sweep, as far as it is known: engines, pdserve's code, the kind of machine,
+    and the model. Not the host itself: another one of the same kind is the same."""
+    facts = {
+        "pdserve": versions.get(CLIENT_CODE),
+        **{package: versions.get(package) for package in PACKAGES},
+        "CPU": hardware.get("cpu"),
+        "CPUs": hardware.get("cpus"),
+        "GPUs": _kinds_of_gpus(hardware["gpus"]) if "gpus" in hardware else None,
+        MODEL_FILES: model_files,
+    }
+    return {name: value for name, value in facts.items() if value}
 
 
 def differences(measured: Mapping[str, str], here: Mapping[str, str]) -> str | None:
@@ -203,14 +195,6 @@ def differences(measured: Mapping[str, str], here: Mapping[str, str]) -> str | N
         if name in here and measured[name] != here[name]
     ]
     return f"measured with {'; '.join(lines)}" if lines else None
-
-
-def _kind_of(hardware: Mapping[str, str]) -> dict[str, str | None]:
-    return {
-        "CPU": hardware.get("cpu"),
-        "CPUs": hardware.get("cpus"),
-        "GPUs": _kinds_of_gpus(hardware["gpus"]) if "gpus" in hardware else None,
-    }
 
 
 def _kinds_of_gpus(listed: str) -> str:

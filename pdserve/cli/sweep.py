@@ -19,6 +19,7 @@ from pdserve.plan.sbatch import RenderedArray
 from pdserve.reach.slurm import SlurmTask
 from pdserve.run.directory import home
 from pdserve.sweep.file import (
+    PlannedSweep,
     Point,
     Variant,
     by_deployment,
@@ -26,13 +27,21 @@ from pdserve.sweep.file import (
     constant_work,
     letters,
     load_sweep,
+    resolve,
+    select_deployment,
     title_of_varied,
 )
-from pdserve.sweep.record import POINTS, PointRecord, SweepFolder, records_in
-from pdserve.sweep.resolve import Estimate, PlannedSweep, array_seconds, estimate, resolve, select_deployment
-from pdserve.sweep.run import SweepOptions, SweepRunner, points_to_run
+from pdserve.sweep.record import PointRecord, SweepFolder, records_in
+from pdserve.sweep.run import (
+    Estimate,
+    SweepOptions,
+    SweepRunner,
+    estimate,
+    is_measured_here,
+    points_to_run,
+    stale_points,
+)
 from pdserve.sweep.slurm import ArrayFollower, OnPoint, check_none_runs, list_unfinished, scripts, submit_arrays
-from pdserve.sweep.stale import StalePoints, is_measured_here, known_here, stale_points
 
 
 def run_sweep(
@@ -51,16 +60,12 @@ def run_sweep(
     folder = SweepFolder.of(root, whole.folder_name, whole.loaded.sweep.name)
     planned = whole if deployment is None else select_deployment(whole, deployment, os.environ)
     out = wide_console(stderr=dry and array is not None, goes_on=not dry)
-    stale = stale_points(
-        planned,
-        folder,
-        known_here(os.environ, this_machine=options.this_machine),
-        measured_here=is_measured_here(folder, os.environ, array=array is not None),
-    )
-    some = points_to_run(planned, folder, stale.again, retry=retry)
+    stale = stale_points(planned, folder, measured_here=array is None and is_measured_here(folder, os.environ))
+    some = points_to_run(planned, folder, stale, retry=retry)
     former = list(records_in(folder.path).values())
     _show_points(planned, some, {record.id: record for record in former}, out)
-    _show_stale(planned, stale, folder, out)
+    for why, numbers in _by_reason(planned, stale).items():
+        out.print(Text(f"measured again: {numbers}: {why}", style="yellow"))
     out.print(Text(_time_left(estimate(some, former, planned.starts(some)), some)))
 
     def show(point: Point, record: PointRecord) -> None:
@@ -80,8 +85,7 @@ def run_sweep(
         return
     else:
         SweepRunner(planned, root, folder, options, ShownProgress(), show).run(some)
-    again = {record.id: record for record in former if record.id in {point.id for point in some}}
-    _conclude(whole, planned, folder, states, again, stale.again, out)
+    _conclude(whole, planned, folder, states, out)
 
 
 def _conclude(
@@ -89,25 +93,17 @@ def _conclude(
     planned: PlannedSweep,
     folder: SweepFolder,
     states: Mapping[str, SlurmTask],
-    again: Mapping[str, PointRecord],
-    stale: Collection[str],
     out: Console,
 ) -> None:
-    """Print what all tasks have measured so far, whichever of them ends last; then an error for what does not count.
-    `again`: the former records of points that were to be measured again; `stale`: the ids of those that do not count as
-    they were."""
-
-    def stands(record: PointRecord) -> bool:
-        return record.id not in stale or record != again.get(record.id)
-
-    records = [record for point in whole.points if (record := folder.read(point)) is not None and stands(record)]
+    """Print what all tasks have measured so far, whichever of them ends last; then an error for what does not count."""
+    records = [record for point in whole.points if (record := folder.read(point)) is not None]
     valid = sum(record.status == "VALID" for record in records)
     lacking = len(whole.points) - len(records)
     left = f", {lacking} not measured" if lacking else ""
     out.print(Text(f"{valid} of {len(whole.points)} points are VALID{left}: {folder.path}"))
     out.print(Text(f"next: pdserve report {folder.path}"))
     here = [record for record in records if record.id in {point.id for point in planned.points}]
-    _raise_for_points(planned, here, list_unfinished(planned, folder, letters(whole.points), states, again), folder)
+    _raise_for_points(planned, here, list_unfinished(planned, folder, letters(whole.points), states), folder)
 
 
 def _show_unfinished(planned: PlannedSweep, folder: SweepFolder, out: Console) -> None:
@@ -197,22 +193,6 @@ def _by_cause(
     return causes
 
 
-def _show_stale(planned: PlannedSweep, stale: StalePoints, folder: SweepFolder, out: Console) -> None:
-    """Print which points are not left as they were measured, and why; and which of them may be otherwise where they
-    would be measured now."""
-    for why, numbers in _by_reason(planned, stale.again).items():
-        out.print(Text(f"measured again: {numbers}: {why}", style="yellow"))
-    for why, numbers in _by_reason(planned, stale.named).items():
-        out.print(Text(f"not measured again: {numbers}: {why}", style="yellow"))
-    if stale.named:
-        out.print(
-            Text(
-                "what the nodes have is not known here, and a task compares on its own node; to have a point measured "
-                f"again, remove its folder in {folder.path / POINTS}"
-            )
-        )
-
-
 def _by_reason(planned: PlannedSweep, why: Mapping[str, str]) -> Mapping[str, str]:
     """Return the numbers of the points in the table, by reason."""
     numbers: dict[str, list[str]] = {}
@@ -271,7 +251,7 @@ def run_in_slurm(
     """Submits what is missing, and follows it. The last state of each task; None: nothing was followed. `out`: with
     `dry` it is stderr, because the scripts go to stdout."""
     arrays = scripts(planned, some, words_of(planned.loaded.path, options, retry=retry), at_once=array.at_once)
-    _show_tasks(planned, arrays, some, former, array.at_once, out)
+    _show_tasks(planned, arrays, array.at_once, out)
     if dry:
         for each in arrays:
             typer.echo(each.script)
@@ -304,28 +284,10 @@ def words_of(file: Path, options: SweepOptions, *, retry: bool) -> list[str]:
     return [*words, *(["--retry"] if retry else [])]
 
 
-def _show_tasks(
-    planned: PlannedSweep,
-    arrays: Sequence[RenderedArray],
-    some: Sequence[Point],
-    former: Sequence[PointRecord],
-    at_once: int | None,
-    out: Console,
-) -> None:
+def _show_tasks(planned: PlannedSweep, arrays: Sequence[RenderedArray], at_once: int | None, out: Console) -> None:
     short = {deployment.digest: letter for deployment, letter in letters(planned.points).items()}
-    total, unknown = 0.0, False
     for number, each in enumerate(arrays, start=1):
-        parts = [[point for point in some if point.deployment.digest == member.id] for member in each.members]
-        estimates = [estimate(part, former, planned.starts(part)) for part in parts]
-        seconds = array_seconds(estimates, at_once)
-        # One after the other where there is a limit, else beside each other.
-        total = total + seconds if at_once is not None else max(total, seconds)
-        unknown = unknown or any(left.unknown_points or left.unknown_starts for left in estimates)
         tasks = ", ".join(f"{place} = {short[member.id]}" for place, member in enumerate(each.members))
         limit = "" if at_once is None else f", {min(at_once, len(each.members))} at a time"
         nodes = "1 node" if each.nodes == 1 else f"{each.nodes} nodes"
         out.print(Text(f"array {number} of {len(arrays)}, {nodes} a task{limit}: task {tasks}"))
-    if arrays:
-        about = f"about {total / 60:.1f} min" if total else "not known"
-        lacking = ", without what was never measured" if unknown and total else ""
-        out.print(Text(f"time of the arrays, once their tasks run: {about}{lacking}"))

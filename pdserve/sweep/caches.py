@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import httpx
 
 from pdserve.bench.run import ServingDeployment
-from pdserve.errors import StateError, VerifyError
+from pdserve.errors import VerifyError
 from pdserve.observe.metrics import lmcache_snapshot
 from pdserve.observe.remote_http import client as http_client
 from pdserve.observe.remote_http import seen_from_here
@@ -28,27 +28,25 @@ RESET_IS_OFF = "engine.cache_reset_endpoint is off"
 ROUTER = "vllm-router remembers the prompts of all points (prefix_aware)"
 
 
-def only_emptied_by_a_start(recipe: Recipe) -> str | None:
-    """Return why a start is needed to empty the caches; None: the sweep can empty each of its caches while it
-    serves."""
-    return next(_reasons(recipe), None)
-
-
-def _reasons(recipe: Recipe) -> Iterator[str]:
+def kept_until_start(recipe: Recipe) -> Mapping[str, str]:
+    """Return the roles whose caches only a start empties, with the reason. A deployment without any serves on while all
+    of its caches are emptied."""
+    reasons: dict[str, str] = {}
     for name, role in recipe.roles():
         attached = recipe.lmcache is not None and name in recipe.lmcache.on
-        keeper = keeps_beside(class_names(connector_of(recipe, name, role)), attached=attached)
-        if keeper is not None:
-            yield f"what {keeper} keeps ({name}) is only emptied by a start"
-        if not recipe.engine.cache_reset_endpoint and args_of(recipe, role).get("enable-prefix-caching") is not False:
-            yield RESET_IS_OFF
-        # Of a single worker it remembers nothing: pdserve.plan.proxy.
+        keeper = _keeper(class_names(connector_of(recipe, name, role)), attached=attached)
+        # Of a single worker the router remembers nothing: pdserve.plan.proxy.
         several = recipe.proxy.kind == "vllm-router" and role.instances > 1
-        if several and policy_of(recipe, name) == "prefix_aware":
-            yield ROUTER
+        if keeper is not None:
+            reasons[name] = f"what {keeper} keeps ({name}) is only emptied by a start"
+        elif not recipe.engine.cache_reset_endpoint and args_of(recipe, role).get("enable-prefix-caching") is not False:
+            reasons[name] = RESET_IS_OFF
+        elif several and policy_of(recipe, name) == "prefix_aware":
+            reasons[name] = ROUTER
+    return reasons
 
 
-def keeps_beside(connectors: Collection[str], *, attached: bool) -> str | None:
+def _keeper(connectors: Collection[str], *, attached: bool) -> str | None:
     """Return which of these classes of vLLM keeps KV, or may, that neither the engines' endpoint nor the LMCache of the
     deployment clears; None: none does. `attached`: an LMCache server of the deployment is theirs. vLLM's
     `reset_external` is not asked for: not every connector has it, and MultiConnector does not show which of its
@@ -61,19 +59,10 @@ def keeps_beside(connectors: Collection[str], *, attached: bool) -> str | None:
     return None
 
 
-def ends_with_it(connector: str) -> bool:
-    """Return whether what this class of vLLM keeps is gone when its deployment has ended."""
-    return connector in KINDS and not KINDS[connector].attaches_lmcache
-
-
-CHECK = "empty-cache"
 EMPTIED, NEW = "emptied", "empty: started for this point"
 _NOT = "not emptied: "
-NO_ENDPOINT = f"{_NOT}engine.cache_reset_endpoint is off in the recipe"
 NO_ROUTE = f"{_NOT}this LMCache has no POST /cache/clear"
-NONE = "none: prefix caching is off"
 LASTS = "kept: others may use it, and after this deployment too; each run of the client has a salt of its own"
-_NO_PREFIX_CACHE = "--no-enable-prefix-caching"
 _CLEAR_SECONDS = 10.0
 """Stores and loads of the point before may still hold objects, which LMCache does not remove then."""
 _L2_SECONDS = 120.0
@@ -83,65 +72,44 @@ _ANSWER_SECONDS = 60.0
 _POLL_SECONDS = 0.2
 
 
-class NotEmptiedError(StateError):
-    """A cache that can be emptied still has something."""
+def new_caches(plan: Plan) -> Mapping[str, str]:
+    """Return what each cache of a deployment holds that nothing was measured on yet, by its engine or server."""
+    holders = [*(worker.name for worker in plan.proxy.workers), *(server.process for server in plan.lmcache)]
+    return {**dict.fromkeys(holders, NEW), **_lasting(plan)}
 
 
-async def empty_caches(serving: ServingDeployment, *, new: bool) -> Mapping[str, str]:
-    """Empty the caches, and return what became of that of each engine and LMCache server, by its name. `new`: nothing
-    was measured on the deployment yet. Raises NotEmptiedError."""
+async def empty_caches(serving: ServingDeployment, kept: Mapping[str, str]) -> Mapping[str, str]:
+    """Empty the caches, and return what became of each, by its engine or LMCache server. `kept`: of `kept_until_start`.
+    A cache that could not be emptied is named by `find_full_cache`."""
     plan = seen_from_here(serving.plan, serving.state)
     async with http_client(serving.run, serving.state) as http:
-        return await empty(Target(plan, http, serving.key), new=new)
+        return await empty(Target(plan, http, serving.key), kept)
 
 
-def find_full_cache(outcome: Mapping[str, str]) -> tuple[str, str] | None:
+def find_full_cache(outcome: Mapping[str, str]) -> str | None:
     """Return the first cache that a start would empty, and why it is not empty; None: there is none."""
-    return next(((name, text) for name, text in outcome.items() if text.startswith(_NOT)), None)
+    return next((f"{name}: {text}" for name, text in outcome.items() if text.startswith(_NOT)), None)
 
 
-def require_empty(outcome: Mapping[str, str]) -> None:
-    """Require that every cache was emptied. Raises NotEmptiedError for the first that was not."""
-    if (full := find_full_cache(outcome)) is not None:
-        name, text = full
-        raise NotEmptiedError(
-            text,
-            where=name,
-            cause="only a start of the deployment empties it, or it fills again while it is emptied",
-            todo=f"pdserve logs {name.partition(',')[0]}",
-        )
-
-
-async def empty(target: Target, *, new: bool = False) -> Mapping[str, str]:
+async def empty(target: Target, kept: Mapping[str, str]) -> Mapping[str, str]:
     """Do what `empty_caches` does on a target. Engines come first: what they still store goes to LMCache."""
     plan = target.plan
+    outcome = {
+        worker.name: f"{_NOT}{kept[worker.role]}" if worker.role in kept else EMPTIED for worker in plan.proxy.workers
+    }
     if plan.cache_reset_endpoint:
         try:
             await clear_engines(target)
         except VerifyError as error:
-            raise NotEmptiedError(error.what, where=error.where, cause=error.cause, todo=error.todo) from error
-    outcome = {worker.name: _engine(plan, worker.name, new=new) for worker in plan.proxy.workers}
+            names = {worker.url: worker.name for worker in plan.proxy.workers}
+            outcome[names.get(error.where or "", "engines")] = f"{_NOT}{error.what}"
     for server in plan.lmcache:
         outcome[server.process] = await _empty(server, target)
-        if plan.has_l2(server):
-            outcome[f"{server.process}, L2"] = LASTS
-    return outcome
+    return {**outcome, **_lasting(plan)}
 
 
-def _engine(plan: Plan, name: str, *, new: bool) -> str:
-    """Return what became of an engine's caches, after `clear_engines` if that was possible."""
-    engine = plan.process(name)
-    attached = any(name in server.engines for server in plan.lmcache)
-    keeper = keeps_beside([connector.class_name for connector in engine.connectors], attached=attached)
-    if keeper is not None:
-        if not new:
-            return f"{_NOT}only a start empties what {keeper} keeps"
-        return NEW if ends_with_it(keeper) else f"{NEW}; what {keeper} keeps elsewhere is not known"
-    if _NO_PREFIX_CACHE in engine.argv:
-        return NONE
-    if plan.cache_reset_endpoint:
-        return EMPTIED
-    return NEW if new else NO_ENDPOINT
+def _lasting(plan: Plan) -> Mapping[str, str]:
+    return {f"{server.process}, L2": LASTS for server in plan.lmcache if plan.has_l2(server)}
 
 
 async def _empty(server: LmcacheServer, target: Target) -> str:
@@ -159,19 +127,12 @@ async def _empty(server: LmcacheServer, target: Target) -> str:
             return NO_ROUTE
         held_for_l2 = target.plan.has_l2(server) and not problem
         if time.monotonic() - began > (_L2_SECONDS if held_for_l2 else _CLEAR_SECONDS):
-            if held_for_l2:
-                return f"{_NOT}{now.objects} objects are held, perhaps on their way to the L2"
-            raise NotEmptiedError(
-                f"LMCache could not be emptied: {problem or f'{now.objects} objects are left'}",
-                where=server.process,
-                cause="the server does not answer" if problem else "stores or loads hold them, or their locks leaked",
-                todo=f"pdserve logs {server.process}",
-            )
+            return f"{_NOT}{problem or f'{now.objects} objects are held by stores or loads, or their locks leaked'}"
         await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _clear(server: LmcacheServer, client: httpx.AsyncClient) -> str:
-    """Removes every object that nothing holds. Why it did not, if so. Source of the route:
+    """Remove every object that nothing holds, and return why that failed; empty: it did not. Source of the route:
     lmcache/v1/multiprocess/http_apis/cache_api.py, 0.5.6."""
     try:
         answer = await client.post(f"{server.http_url}/cache/clear", json={}, timeout=_ANSWER_SECONDS)

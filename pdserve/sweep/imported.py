@@ -22,8 +22,7 @@ from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.load.recipe_document import text_of
 from pdserve.recipe.model import Recipe
 from pdserve.roles import ENGINE_ROLES
-from pdserve.sweep.file import combinations, load_sweep
-from pdserve.sweep.resolve import PlannedSweep, resolve, set_of
+from pdserve.sweep.file import PlannedSweep, combinations, load_sweep, resolve, set_of
 
 _TITLES = {
     "served": "NOT CARRIED OVER, and it changes what is served",

@@ -5,7 +5,6 @@
     points/<point>/<attempt>/            a result of `pdserve bench`: result.json, raw output and log of the client
     starts/<run id>/                     of each start of a deployment: recipe, plan, versions, history, logs
     tasks/<deployment's id>.json         the last task that ran this deployment: job, log, how it ended
-    tasks/<deployment's id>.lock         held by the process that runs it
     arrays/<job>.json                    what was submitted to Slurm as an array: a deployment for each number
 <home>/<deployment>/sweep.lock           held by the sweep that starts and stops deployments of this name
 
@@ -20,17 +19,13 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
 from pdserve.atomic_write import replace_text
 from pdserve.bench.result import RESULT, BenchResult
-from pdserve.bench.run import ServingDeployment
-from pdserve.bench.snapshot import plan_digest
 from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import MAKE_ROOM, PdserveError, StateError
@@ -55,7 +50,7 @@ class PointRecord(Frozen):
     load: Load
     status: Literal["VALID", "INVALID"]
     reasons: tuple[Reason, ...] = ()
-    """Why it is INVALID: those of its measurements, and those of the sweep itself."""
+    """Why it is INVALID: the reasons of its measurements, or why it was not measured."""
     unchecked: tuple[Reason, ...] = ()
     caches: Mapping[str, str] = {}
     """The way in which each cache was emptied before the measurement, by its engine or server, or why it was not."""
@@ -117,14 +112,6 @@ def records_in(folder: Path) -> Mapping[Path, PointRecord]:
 def has_result(folder: Path) -> bool:
     """Return whether this is the folder of a result of `pdserve bench`."""
     return (folder / RESULT).is_file()
-
-
-def reasons_of(result: BenchResult) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
-    """Return of all repeats why the result is INVALID, and what could not be checked; each once."""
-    verdicts = [measurement.verdict for measurement in result.measurements]
-    wrong = dict.fromkeys(reason for verdict in verdicts for reason in verdict.reasons)
-    unchecked = dict.fromkeys(reason for verdict in verdicts for reason in verdict.unchecked)
-    return tuple(wrong), tuple(unchecked)
 
 
 _TASKS, _ARRAYS = "tasks", "arrays"
@@ -214,77 +201,28 @@ def record_task(folder: SweepFolder, deployment: str, environ: Mapping[str, str]
 
 
 @contextmanager
-def hold_deployments(folder: SweepFolder, deployments: tuple[str, ...]) -> Iterator[None]:
-    """Holds the locks of these deployments; the kernel lets go of them when this process dies, however it dies. Raises
-    StateError when another process runs one of them."""
-    with ExitStack() as stack:
-        for deployment in deployments:
-            file = folder.path / _TASKS / f"{deployment}.lock"
-            stack.enter_context(_held(file, partial(_taken, folder, deployment, file)))
-        yield
-
-
-@contextmanager
 def hold_name(root: Path, name: str, environ: Mapping[str, str]) -> Iterator[None]:
-    """Holds the lock of a deployment's name: what runs under it is of no other sweep that lives. A sweep of an edited
-    recipe has other ids and the same name. Raises StateError when another sweep has it."""
+    """Hold the lock of a deployment's name, of which the kernel lets go when this process dies: what runs under the
+    name is of no other sweep that lives. Raises StateError when another sweep has it."""
     file = root / name / _NAME_LOCK
-    with _held(file, partial(_measured_by_another, name, file)) as descriptor:
-        with suppress(OSError):  # it is for a reader of the error only
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, _own_record(name, environ).where.encode())
-        yield
-
-
-@contextmanager
-def _held(file: Path, taken: Callable[[], StateError]) -> Iterator[int]:
-    """Hold a lock and yield its descriptor. Raises `taken` when another process holds it."""
+    descriptor: int | None = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise _no_lock(file, error) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise taken() from None
-        except OSError as error:
-            raise _no_lock(file, error) from error
-        yield descriptor
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, _own_record(name, environ).where.encode())
+        yield
+    except BlockingIOError:
+        raise StateError(
+            f"{name} is measured by another sweep now",
+            where=str(file),
+            cause=file.read_text(encoding="utf-8", errors="replace") or "it holds the lock",
+            todo="wait until it has ended, or give the deployment another name in the recipe",
+        ) from None
     finally:
-        os.close(descriptor)
-
-
-def _no_lock(file: Path, error: OSError) -> StateError:
-    return StateError(
-        "the lock of a deployment of this sweep cannot be taken",
-        where=str(file),
-        cause=error.strerror or str(error),
-        todo=MAKE_ROOM,
-    )
-
-
-def _measured_by_another(name: str, file: Path) -> StateError:
-    who = ""
-    with suppress(OSError):
-        who = file.read_text(encoding="utf-8", errors="replace")
-    return StateError(
-        f"{name} is measured by another sweep now",
-        where=str(file),
-        cause=who or "it holds the lock",
-        todo="wait until it has ended, or give the deployment another name in the recipe",
-    )
-
-
-def _taken(folder: SweepFolder, deployment: str, file: Path) -> StateError:
-    record = task_of(folder, deployment)
-    return StateError(
-        f"the deployment {deployment} of this sweep is measured by another process now",
-        where=str(file),
-        cause="it holds the lock" if record is None else record.where,
-        todo="wait until it has ended: what it measures is not measured again",
-    )
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def task_of(folder: SweepFolder, deployment: str) -> TaskRecord | None:
@@ -329,103 +267,43 @@ def _why(error: PdserveError | KeyboardInterrupt) -> str:
     return str(error) or type(error).__name__
 
 
-_CHECK = "deployment"
-"""A single measurement has a check of this name too, which sees changes while the client runs."""
-
-
-@dataclass(frozen=True)
-class OwnDeployment:
-    """Knows the sweep's own deployment as it was when its run began."""
-
-    run_id: str
-    plan: str
-    """Digest of its plan."""
-
-    def unlike(self, serving: ServingDeployment) -> str | None:
-        """Return why what serves is another deployment; None: it is this one."""
-        return self._why(serving.run.run_id, plan_digest(serving.plan))
-
-    def not_measured_by(self, result: BenchResult) -> Reason | None:
-        """Return why a result is of another deployment, before, between or after its repeats; None: it is of this
-        one."""
-        for measurement in result.measurements:
-            for snapshot in (measurement.before, measurement.after):
-                if (why := self._why(snapshot.run_id, snapshot.plan)) is not None:
-                    return foreign_point_reason(why)
-        return None
-
-    def _why(self, run_id: str, plan: str) -> str | None:
-        if run_id != self.run_id:
-            return f"another run serves now: {run_id}"
-        return None if plan == self.plan else "another plan was applied (pdserve up on the running deployment)"
-
-
-def foreign_point_reason(why: str) -> Reason:
-    """Return the reason for INVALID of a point that this deployment did not serve."""
-    return Reason(check=_CHECK, text=why)
-
-
-def judge_point(
-    point: Point,
-    result: BenchResult,
-    own: OwnDeployment,
-    caches: Mapping[str, str],
-    *,
-    attempt: str,
-    start_seconds: float | None,
-    seconds: float,
-) -> PointRecord:
-    """Judge a point: each measurement must be valid, all of them made, and by the deployment that was started for it.
-    `caches`: what became of them before."""
-    wrong, unchecked = map(list, reasons_of(result))
-    other = own.not_measured_by(result)
-    if other is not None and other.check not in {reason.check for reason in wrong}:
-        wrong.append(other)
-    if len(result.measurements) < point.workload.repeats:
-        text = f"{len(result.measurements)} of {point.workload.repeats} repeats were made"
-        wrong.append(Reason(check="repeats", text=text))
-    return record_of(
-        point,
-        wrong,
-        unchecked,
-        caches=caches,
-        result=attempt,
-        run_id=result.provenance.run_id,
-        start_seconds=start_seconds,
-        seconds=seconds,
-    )
-
-
-def record_failure(
-    point: Point, check: str, error: PdserveError, *, run_id: str | None, seconds: float = 0.0
-) -> PointRecord:
+def record_failure(point: Point, check: str, why: str, *, run_id: str | None, seconds: float = 0.0) -> PointRecord:
     """Make the record of a point without a result."""
-    return record_of(point, [Reason(check=check, text=error.render())], [], run_id=run_id, seconds=seconds)
-
-
-def record_of(
-    point: Point,
-    wrong: Sequence[Reason],
-    unchecked: Sequence[Reason],
-    *,
-    run_id: str | None,
-    seconds: float,
-    caches: Mapping[str, str] | None = None,
-    result: str | None = None,
-    start_seconds: float | None = None,
-) -> PointRecord:
-    """Return the record of a point: INVALID where anything is wrong."""
     return PointRecord(
         id=point.id,
         settings=point.deployment.settings,
         workload=point.workload,
         load=point.load,
-        status="INVALID" if wrong else "VALID",
-        reasons=tuple(wrong),
-        unchecked=tuple(unchecked),
-        caches=caches or {},
-        result=result,
+        status="INVALID",
+        reasons=(Reason(check=check, text=why),),
         run_id=run_id,
+        seconds=seconds,
+    )
+
+
+def record_of(
+    point: Point,
+    result: BenchResult,
+    *,
+    caches: Mapping[str, str],
+    attempt: str,
+    start_seconds: float | None,
+    seconds: float,
+) -> PointRecord:
+    """Make the record of a point that was measured: it counts where each of its measurements does. `caches`: what
+    became of them before; `attempt`: the folder of the result."""
+    verdicts = [measurement.verdict for measurement in result.measurements]
+    return PointRecord(
+        id=point.id,
+        settings=point.deployment.settings,
+        workload=point.workload,
+        load=point.load,
+        status="VALID" if result.valid else "INVALID",
+        reasons=tuple(dict.fromkeys(reason for verdict in verdicts for reason in verdict.reasons)),
+        unchecked=tuple(dict.fromkeys(reason for verdict in verdicts for reason in verdict.unchecked)),
+        caches=caches,
+        result=attempt,
+        run_id=result.provenance.run_id,
         start_seconds=start_seconds,
         seconds=seconds,
     )

@@ -4,45 +4,49 @@ up anew in between where only that empties its caches."""
 from __future__ import annotations
 
 import os
+import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Literal, overload
+from typing import Any, TypeVar
 
 from pdserve.bench.aiperf_environment import installed_interpreter
 from pdserve.bench.clients import client_of
+from pdserve.bench.result import CLIENT_CODE, circumstances, differences, fixed_circumstances, machine, read_result
 from pdserve.bench.run import ServingDeployment, Task, bench
 from pdserve.bench.snapshot import plan_digest
+from pdserve.bench.workload import Load, Workload
 from pdserve.errors import PdserveError, ReportedError, StateError
+from pdserve.installed.versions import PACKAGES
 from pdserve.operations.current_run import find_running, last_run
 from pdserve.operations.down import down
 from pdserve.operations.look import choose_destination
-from pdserve.operations.plan_recipe import recipe_words
+from pdserve.operations.plan_recipe import model_files, recipe_words
 from pdserve.operations.progress import ShownProgress
 from pdserve.operations.serving import serving
 from pdserve.operations.up import UpOptions, up
+from pdserve.preflight.engine_packages import read_versions
+from pdserve.preflight.facts import own_pdserve
+from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.run.directory import RunDir, new_run_id
-from pdserve.sweep.caches import CHECK as EMPTY_CACHE
-from pdserve.sweep.caches import NotEmptiedError, empty_caches, require_empty
-from pdserve.sweep.file import Point, Variant, by_deployment
+from pdserve.sweep.caches import empty_caches, find_full_cache, kept_until_start, new_caches
+from pdserve.sweep.file import PlannedSweep, Point, Variant, by_deployment, set_of
 from pdserve.sweep.record import (
-    OwnDeployment,
     PointRecord,
     SweepFolder,
-    foreign_point_reason,
-    hold_deployments,
+    arrays_of,
     hold_name,
     job_of,
-    judge_point,
     keep_start,
     record_failure,
     record_of,
     record_task,
 )
-from pdserve.sweep.resolve import PlannedSweep, set_of
 from pdserve.system.stop_signals import let_signals_interrupt, run_to_its_end
 
+_Result = TypeVar("_Result")
 OnPoint = Callable[[Point, PointRecord], None]
 
 
@@ -59,19 +63,6 @@ class SweepOptions:
     """Inside a Slurm job: this machine only, not the job's nodes."""
 
 
-def points_to_run(
-    planned: PlannedSweep, folder: SweepFolder, stale: Collection[str], *, retry: bool
-) -> tuple[Point, ...]:
-    """Return the points that were never measured to their end, and the `stale` ones, by their ids; `retry`: the INVALID
-    ones too."""
-    records = [(point, folder.read(point)) for point in planned.points]
-    return tuple(
-        point
-        for point, record in records
-        if record is None or point.id in stale or (retry and record.status == "INVALID")
-    )
-
-
 def needs_vllm(point: Point) -> bool:
     """Return whether the client of a point is that of the engines' environment."""
     return point.workload.client_for(point.load) == "vllm"
@@ -81,13 +72,21 @@ def needs_vllm(point: Point) -> bool:
 class _Start:
     """Holds a start of a deployment."""
 
-    own: OwnDeployment | None
-    """None: it failed."""
+    run_id: str | None
+    """None: it did not come so far."""
+    plan: str
+    """Digest of its plan."""
     seconds: float
     """With the stop of what ran before."""
     error: PdserveError | None = None
-    failed_run: str | None = None
-    """The run of a start that failed; None: it did not come so far."""
+    """Why it failed."""
+
+    def unlike(self, deployment: ServingDeployment) -> str | None:
+        """Return why what serves is another deployment than was started; None: it is this one."""
+        if deployment.run.run_id != self.run_id:
+            return f"another run serves now: {deployment.run.run_id}"
+        same = plan_digest(deployment.plan) == self.plan
+        return None if same else "another plan was applied (pdserve up on the running deployment)"
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class SweepRunner:
         client is not installed. Raises StateError when
 
         - a deployment of that name runs that is not the sweep's own, or cannot be stopped,
-        - another process measures one of these points, or has the name for its own,
+        - another sweep has the name for its own,
         - the record cannot be written.
         """
         let_signals_interrupt()  # a TERM before the first start has nothing to stop, and its record has the reason
@@ -115,10 +114,7 @@ class SweepRunner:
         groups = by_deployment(some)
         if not groups:
             return
-        with (
-            hold_deployments(self.folder, tuple(deployment.digest for deployment, _ in groups)),
-            hold_name(self.root, self.planned.name, os.environ),
-        ):
+        with hold_name(self.root, self.planned.name, os.environ):
             for deployment, its_points in groups:
                 with record_task(self.folder, deployment.digest, os.environ):
                     _check_clients(its_points)
@@ -148,21 +144,18 @@ class SweepRunner:
 
     def _measure_all(self, deployment: Variant, its_points: Sequence[Point]) -> None:
         """Bring a deployment up, measure its points and take it down. It is only started anew in between when it is not
-        ready any more, or when only a start empties its caches."""
+        ready any more, or when only a start empties its caches. A start that fails is not tried again for each of the
+        points that are left."""
         self.show.note(f"deployment: {deployment.title}")
-        starts: list[_Start] = []
-        helps = self.planned.loaded.sweep.restart_to_empty_caches
+        start: _Start | None = None
         try:
             for point in its_points:
-                record: PointRecord | None = None
-                if starts and not self._must_start(deployment, starts):
-                    record = self._measured(point, starts[-1], fresh=False, start_helps=helps)
-                while record is None:  # after a start there is one
-                    starts.append(self._start(deployment))
-                    record = self._measured(point, starts[-1], fresh=True, start_helps=False)
-                    # What is full after a start will be full after the next one.
-                    helps = helps and not any(reason.check == EMPTY_CACHE for reason in record.reasons)
-                self._end(point, record)
+                caches: Mapping[str, str] | None = None
+                if start is None or (start.error is None and (caches := self._emptied(deployment, start)) is None):
+                    start = self._start(deployment)
+                record = self._measured(point, start, caches)
+                self.folder.write(point, record)
+                self.on_point(point, record)
         finally:
             try:
                 self._down()
@@ -170,51 +163,41 @@ class SweepRunner:
                 self._down()
                 raise
 
-    def _must_start(self, deployment: Variant, starts: Sequence[_Start]) -> bool:
-        last = starts[-1]
-        if last.own is None:
-            # What never came up would fail again, and a start takes minutes. What did is tried once more.
-            return len(starts) > 1 and starts[-2].own is not None
-        if (why := self.planned.start_for_each_point(deployment)) is not None:
-            self._note_new_start(why)
-            return True
-        return not self._ready(last.own)
-
-    def _note_new_start(self, why: str) -> None:
-        self.show.note(f"{self.planned.name}: a new start, so that the next point begins with empty caches: {why}")
+    def _emptied(self, deployment: Variant, start: _Start) -> Mapping[str, str] | None:
+        """Empty the caches of a deployment that was measured already, and return what became of each. None: it takes a
+        new start, because of a cache, or because the deployment does not serve any more as it was started."""
+        name, must = self.planned.name, self.planned.loaded.sweep.restart_to_empty_caches
+        why = self.planned.start_for_each_point(deployment)
+        if why is None:
+            try:
+                running = serving(self.root, name, "sweep")
+                if (changed := start.unlike(running)) is not None:
+                    self.show.note(f"{name}: {changed}; the next point needs a new start")
+                    return None
+                kept = kept_until_start(self.planned.recipes[deployment.digest].recipe)
+                caches = _to_its_end(empty_caches(running, kept))
+            except StateError as error:
+                self.show.note(f"{name}: {error.what}; the next point needs a new start")
+                return None
+            if not must or (why := find_full_cache(caches)) is None:
+                return caches
+        self.show.note(f"{name}: a new start, so that the next point begins with empty caches: {why}")
+        return None
 
     def _start(self, deployment: Variant) -> _Start:
-        """Start a deployment; what runs of this sweep is stopped first."""
+        """Start a deployment and keep the start on record; what runs of this sweep is stopped first."""
         began = time.monotonic()
         self._down()
         self._refuse_others()  # what another one has started meanwhile is not stopped for a point
-        former = self._run_id()
-        try:
-            return _Start(self._up(deployment), time.monotonic() - began)
-        except PdserveError as error:
-            last = self._run_id()
-            return _Start(None, time.monotonic() - began, error, last if last != former else None)
-
-    def _ready(self, own: OwnDeployment) -> bool:
-        """Return whether the sweep's own deployment serves as it was started."""
-        try:
-            why = own.unlike(serving(self.root, self.planned.name, "sweep"))
-        except StateError as error:
-            why = error.what
-        if why is not None:
-            self.show.note(f"{self.planned.name}: {why}; the next point needs a new start")
-        return why is None
-
-    def _up(self, deployment: Variant) -> OwnDeployment:
-        """Start a deployment of the sweep, and keep its start on record. Raises what `up` raises."""
         recipe = self.planned.recipes[deployment.digest]
         words = recipe_words(recipe.path, set_of(deployment.settings), ())
-        begun: list[tuple[RunDir, OwnDeployment]] = []
+        begun: list[RunDir] = []
 
         def begin(run: RunDir) -> None:
             keep_start(run, self.folder.starts)  # a sweep that is killed from now on knows it again
-            begun.append((run, OwnDeployment(run.run_id, plan_digest(run.read_plan()))))
+            begun.append(run)
 
+        failed: PdserveError | None = None
         try:
             up(
                 recipe,
@@ -222,16 +205,17 @@ class SweepRunner:
                 self.show,
                 UpOptions(detach=True, on_begin=begin, goes_on=True),
             )
+        except PdserveError as error:
+            failed = error
         finally:
-            for run, _ in begun:
+            for run in begun:
                 keep_start(run, self.folder.starts)
-        if not begun:
-            raise StateError(
-                f"{self.planned.name} was started by another pdserve up at the same moment",
-                where=str(self.root / self.planned.name),
-                todo=f"pdserve down {self.planned.name}, or another name in the recipe",
-            )
-        return begun[-1][1]
+        seconds = time.monotonic() - began
+        if failed is not None or not begun:
+            todo = f"pdserve down {self.planned.name}, or another name in the recipe"
+            failed = failed or StateError(f"{self.planned.name} was started by another pdserve up", todo=todo)
+            return _Start(begun[-1].run_id if begun else None, "", seconds, failed)
+        return _Start(begun[-1].run_id, plan_digest(begun[-1].read_plan()), seconds)
 
     def _down(self) -> None:
         """Stop the deployment, if it is of this sweep."""
@@ -246,29 +230,17 @@ class SweepRunner:
         if last is not None and self._started(last[0]):
             keep_start(last[0], self.folder.starts)
 
-    def _run_id(self) -> str | None:
-        last = last_run(self.root, self.planned.name)
-        return None if last is None else last[0].run_id
-
-    @overload
-    def _measured(self, point: Point, start: _Start, *, fresh: bool, start_helps: Literal[False]) -> PointRecord: ...
-
-    @overload
-    def _measured(self, point: Point, start: _Start, *, fresh: bool, start_helps: bool) -> PointRecord | None: ...
-
-    def _measured(self, point: Point, start: _Start, *, fresh: bool, start_helps: bool) -> PointRecord | None:
-        """Measure a point on a deployment, and return its record. `fresh`: nothing was measured since the start. None:
-        a cache is left that only another start empties, and `start_helps`."""
-        own = start.own
-        if own is None:
-            assert start.error is not None
-            return record_failure(point, "start", start.error, run_id=start.failed_run)
+    def _measured(self, point: Point, start: _Start, caches: Mapping[str, str] | None) -> PointRecord:
+        """Measure a point on a deployment, and return its record. `caches`: what became of them; None: nothing was
+        measured since the start."""
+        if start.error is not None:
+            return record_failure(point, "start", start.error.render(), run_id=start.run_id)
         began = time.monotonic()
         attempt = new_run_id()  # the salt of its prompts is made of it: it is new in every attempt
         try:
             deployment = serving(self.root, self.planned.name, "sweep")
-            if (why := own.unlike(deployment)) is not None:
-                return record_of(point, [foreign_point_reason(why)], [], run_id=own.run_id, seconds=0.0)
+            if (why := start.unlike(deployment)) is not None:
+                return record_failure(point, "deployment", why, run_id=start.run_id)
             trace = self.planned.loaded.trace_of(point.workload)
             client = client_of(
                 deployment.plan,
@@ -280,41 +252,26 @@ class SweepRunner:
                 tokenizer=self.options.tokenizer,
             )
             task = Task(point.workload, (point.load,), client, self.options.limit_seconds, trace)
-            caches = self._emptied(deployment, fresh=fresh, start_helps=start_helps)
-            if caches is None:
-                return None
-            result = run_to_its_end(bench(deployment, task, self.folder.point(point) / attempt, lambda _: None))
-        except SystemExit as stop:  # a TERM or HUP, which is a Ctrl-C in all of a sweep
-            raise KeyboardInterrupt from stop
+            result = _to_its_end(bench(deployment, task, self.folder.point(point) / attempt, lambda _: None))
         except PdserveError as error:
-            check = EMPTY_CACHE if isinstance(error, NotEmptiedError) else "measurement"
-            return record_failure(point, check, error, run_id=self._run_id(), seconds=time.monotonic() - began)
-        return judge_point(
+            seconds = time.monotonic() - began
+            return record_failure(point, "measurement", error.render(), run_id=start.run_id, seconds=seconds)
+        return record_of(
             point,
             result,
-            own,
-            caches,
+            caches=new_caches(deployment.plan) if caches is None else caches,
             attempt=attempt,
-            start_seconds=start.seconds if fresh else None,
+            start_seconds=start.seconds if caches is None else None,
             seconds=time.monotonic() - began,
         )
 
-    def _emptied(self, deployment: ServingDeployment, *, fresh: bool, start_helps: bool) -> Mapping[str, str] | None:
-        """Empty the caches and return what became of each. None: only a start empties them. Raises NotEmptiedError."""
-        try:
-            caches = run_to_its_end(empty_caches(deployment, new=fresh))
-            if self.planned.loaded.sweep.restart_to_empty_caches:
-                require_empty(caches)
-        except NotEmptiedError as error:
-            if not start_helps:
-                raise
-            self._note_new_start(f"{error.where}: {error.what}")
-            return None
-        return caches
 
-    def _end(self, point: Point, record: PointRecord) -> None:
-        self.folder.write(point, record)
-        self.on_point(point, record)
+def _to_its_end(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run a coroutine. A TERM or HUP is a Ctrl-C in all of a sweep."""
+    try:
+        return run_to_its_end(work)
+    except SystemExit as stop:
+        raise KeyboardInterrupt from stop
 
 
 def _check_clients(some: Sequence[Point]) -> None:
@@ -322,3 +279,90 @@ def _check_clients(some: Sequence[Point]) -> None:
     PreflightError."""
     if not all(map(needs_vllm, some)):
         installed_interpreter(os.environ)
+
+
+GONE = "its result is gone or cannot be read"
+
+
+def points_to_run(
+    planned: PlannedSweep, folder: SweepFolder, stale: Collection[str], *, retry: bool
+) -> tuple[Point, ...]:
+    """Return the points that were never measured to their end, and the `stale` ones, by their ids; `retry`: the INVALID
+    ones too."""
+    records = [(point, folder.read(point)) for point in planned.points]
+    return tuple(
+        point
+        for point, record in records
+        if record is None or point.id in stale or (retry and record.status == "INVALID")
+    )
+
+
+def is_measured_here(folder: SweepFolder, environ: Mapping[str, str]) -> bool:
+    """Return whether a sweep measures on this machine, or on the nodes of the job around it: one that was submitted as
+    arrays is only looked at from a login node. Raises StateError."""
+    return job_of(environ) is not None or not arrays_of(folder)
+
+
+def stale_points(planned: PlannedSweep, folder: SweepFolder, *, measured_here: bool) -> Mapping[str, str]:
+    """Return by its id why a point that is over is measured again: its result is gone, or it was measured with other
+    engines, on other hardware, or with another model than would be used now. What is known of both sides is compared,
+    nothing else; where the sweep is not `measured_here`, nothing is. Raises StateError for a record that cannot be
+    read."""
+    again: dict[str, str] = {}
+    hardware = cache(machine)
+    for deployment, points in by_deployment(planned.points):
+        here: Mapping[str, str] | None = None
+        for point in points:
+            record = folder.read(point)
+            if record is None or record.result is None:
+                continue
+            try:
+                about = read_result(folder.path, str(folder.point(point) / record.result)).provenance
+            except StateError:
+                again[point.id] = GONE
+                continue
+            if measured_here:
+                recipe = planned.recipes[deployment.digest]
+                here = here or circumstances_here(recipe, hardware(recipe.recipe.platform))
+                if (why := differences(fixed_circumstances(about), here)) is not None:
+                    again[point.id] = why
+    return again
+
+
+def circumstances_here(loaded: LoadedRecipe, hardware: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the circumstances of a measurement that is made now, as far as they are known. In an image are other
+    versions."""
+    versions: Mapping[str, str | None] = {}
+    if loaded.recipe.container is None:
+        installed = read_versions(loaded.recipe.engine.python, missing_ok=True)
+        versions = {package: getattr(installed, package) for package in PACKAGES}
+    return circumstances({**versions, CLIENT_CODE: own_pdserve()}, hardware, model_files(loaded))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Estimates what is still to be run."""
+
+    seconds: float
+    """The seconds that are known."""
+    unknown_points: int
+    """Without a former measurement of the same work and load."""
+    starts: int
+    unknown_starts: int
+
+
+def estimate(to_run: Sequence[Point], former: Sequence[PointRecord], starts: int) -> Estimate:
+    """Estimate the time that points take: each as long as those of the same work and load did on other deployments, a
+    start as long as others. `starts`: that these points need."""
+    measured: dict[tuple[str, str], list[float]] = {}
+    for record in former:
+        if record.result is not None:
+            measured.setdefault(_same(record.workload, record.load), []).append(record.seconds)
+    known = [measured.get(_same(point.workload, point.load)) for point in to_run]
+    took = [record.start_seconds for record in former if record.start_seconds is not None]
+    seconds = sum(statistics.fmean(each) for each in known if each) + (statistics.fmean(took) * starts if took else 0.0)
+    return Estimate(seconds, sum(each is None for each in known), starts, 0 if took else starts)
+
+
+def _same(workload: Workload, load: Load) -> tuple[str, str]:
+    return workload.model_dump_json(), load.model_dump_json()

@@ -13,9 +13,8 @@ from pdserve.logs.lines import end_of, split
 from pdserve.operations.plan_recipe import errors_with_lines, plan_for
 from pdserve.plan.sbatch import ArrayMember, RenderedArray, job_shape, render_arrays
 from pdserve.reach.slurm import SlurmTask, cancel, look_at_array, stop_array, submit
-from pdserve.sweep.file import Point, Variant, by_deployment
+from pdserve.sweep.file import PlannedSweep, Point, Variant, by_deployment, errors_with_sweep_lines
 from pdserve.sweep.record import ArrayRecord, PointRecord, SweepFolder, TaskRecord, arrays_of, task_of, write_array
-from pdserve.sweep.resolve import PlannedSweep, errors_with_sweep_lines
 from pdserve.system.stop_signals import hold_stops
 
 _POLL_SECONDS = 5.0
@@ -184,24 +183,14 @@ class ArrayFollower:
 
 
 def list_unfinished(
-    planned: PlannedSweep,
-    folder: SweepFolder,
-    names: Mapping[Variant, str],
-    states: Mapping[str, SlurmTask],
-    again: Mapping[str, PointRecord] | None = None,
+    planned: PlannedSweep, folder: SweepFolder, names: Mapping[Variant, str], states: Mapping[str, SlurmTask]
 ) -> list[str]:
     """Return a line for each deployment that a task has left without all of its points: the job, its log, and why.
-    `names`: what each is called; `states`: what Slurm said of tasks, by the id that Slurm gives each (`17_3`); `again`:
-    by the id of each point that was to be measured again, its record from before."""
-    before = again or {}
+    `names`: what each is called; `states`: what Slurm said of tasks, by the id that Slurm gives each (`17_3`)."""
     lines = []
     arrays = arrays_of(folder)
     for deployment, points in by_deployment(planned.points):
-        seen = [(point, folder.read(point)) for point in points]
-        missing = sum(record is None for _, record in seen)
-        stale = sum(record is not None and record == before.get(point.id) for point, record in seen)
-        if not missing and not stale:
-            continue
+        missing = sum(folder.read(point) is None for point in points)
         array = next((each for each in reversed(arrays) if deployment.digest in each.deployments), None)
         job = None if array is None else f"{array.job}_{array.deployments.index(deployment.digest)}"
         record = task_of(folder, deployment.digest)
@@ -210,14 +199,10 @@ def list_unfinished(
                 job = None  # it was run once more after the array: here, or by a script that was submitted by hand
             else:
                 record = None  # it has nothing to say of a task that did not come as far as to write its own
-        if record is None and job is None:
-            continue
-        if not missing and record is not None and record.ended is not None and record.error is None:
-            continue  # it has measured them again, and found the same
-        task = states.get(job) if job is not None else None
-        what = f"{names[deployment]}: {missing + stale} of {len(points)} points were not measured"
-        what += " again" if not missing else ""
-        lines.append(f"{what}: {_end_of(job, task, record)}")
+        if missing and (record is not None or job is not None):
+            task = states.get(job) if job is not None else None
+            what = f"{names[deployment]}: {missing} of {len(points)} points were not measured"
+            lines.append(f"{what}: {_end_of(job, task, record)}")
     return lines
 
 

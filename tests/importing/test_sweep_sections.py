@@ -13,9 +13,8 @@ from pdserve.errors import RecipeError, SourceDifferenceError
 from pdserve.importing.formats import import_variants
 from pdserve.importing.recipe_text import line
 from pdserve.importing.sweep_draft import SweepDraft
-from pdserve.sweep.file import load_sweep
+from pdserve.sweep.file import load_sweep, resolve
 from pdserve.sweep.imported import ImportedSweep, check_whole, import_sweep, write_sweep
-from pdserve.sweep.resolve import resolve
 from tests.importing.kit import SCHEMA_1, SCHEMA_2, read, refused
 from tests.tables import each_row
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from pdserve.sweep.file import Point, load_sweep
+from pdserve.sweep.file import PlannedSweep, Point, load_sweep, resolve
 from pdserve.sweep.record import PointRecord, SweepFolder, records_in
-from pdserve.sweep.resolve import PlannedSweep, resolve
 from tests.launch.deployment import recipe
 
 RECIPE = """\

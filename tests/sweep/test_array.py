@@ -14,17 +14,15 @@ from pdserve.cli.commands import app
 from pdserve.errors import PreflightError, RecipeError, StateError
 from pdserve.plan.sbatch import render_arrays
 from pdserve.reach.slurm import SlurmTask, stop_array, tasks_in
-from pdserve.sweep.file import by_deployment, letters, load_sweep
+from pdserve.sweep.file import by_deployment, letters, load_sweep, resolve, select_deployment
 from pdserve.sweep.record import (
     ArrayRecord,
     SweepFolder,
-    hold_deployments,
     hold_name,
     record_task,
     task_of,
     write_array,
 )
-from pdserve.sweep.resolve import resolve, select_deployment
 from pdserve.sweep.slurm import check_none_runs, list_unfinished, scripts, submit_arrays
 from tests.sweep.array_golden import FILE, array_script, member
 from tests.sweep.kit import CROSS, RECIPE, SWEEP, planned, record
@@ -125,17 +123,6 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path, words: l
 
 
 # The records of tasks
-
-
-def test_a_deployment_is_measured_by_one_process_at_a_time(tmp_path: Path) -> None:
-    folder = SweepFolder(tmp_path)
-    with hold_deployments(folder, ("aaaa",)):
-        with pytest.raises(StateError, match="measured by another process"), hold_deployments(folder, ("bbbb", "aaaa")):
-            pass
-        with hold_deployments(folder, ("bbbb",)):
-            pass
-    with hold_deployments(folder, ("aaaa",)):
-        pass
 
 
 def test_a_name_is_of_one_sweep_at_a_time_whatever_its_deployments_are(tmp_path: Path) -> None:

@@ -8,8 +8,20 @@ from typing import Any
 
 import pytest
 
-from pdserve.sweep.file import Point, Settings, Sweep, by_deployment, combinations, load_sweep, points
-from pdserve.sweep.resolve import estimate, resolve
+from pdserve.bench.validity import BenchVerdict, Reason
+from pdserve.sweep.file import (
+    Point,
+    Settings,
+    Sweep,
+    by_deployment,
+    combinations,
+    load_sweep,
+    points,
+    resolve,
+)
+from pdserve.sweep.record import record_of
+from pdserve.sweep.run import estimate
+from tests.bench.test_compare import INVALID, measured, result
 from tests.launch.deployment import REPOSITORY
 from tests.sweep.kit import RECIPE, SWEEP, record
 
@@ -118,3 +130,15 @@ def test_a_point_is_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest
     assert ids("here", "s.yaml") == whole
     assert ids("beside", "../here/s.yaml") == whole
     assert ids("beside", "s.yaml") == whole
+
+
+def test_a_point_counts_where_each_of_its_measurements_does() -> None:
+    point, _ = planned(sweep())
+
+    def verdict(*verdicts: BenchVerdict | None) -> tuple[str, tuple[Reason, ...]]:
+        some = result(*(measured(0.1, each) for each in verdicts))
+        record = record_of(point, some, caches={}, attempt="a", start_seconds=None, seconds=1.0)
+        return record.status, record.reasons
+
+    assert verdict(None, None) == ("VALID", ())
+    assert verdict(None, INVALID, INVALID) == ("INVALID", INVALID.reasons)

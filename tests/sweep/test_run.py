@@ -14,9 +14,8 @@ import yaml
 
 from pdserve.operations.current_run import find_running
 from pdserve.report.rows import read_report
-from pdserve.sweep.file import by_deployment, load_sweep
+from pdserve.sweep.file import by_deployment, load_sweep, resolve
 from pdserve.sweep.record import records_in, task_of
-from pdserve.sweep.resolve import resolve
 from tests.launch.deployment import REPOSITORY, Command, Deployment, assert_nothing_left, free_ports, pdserve, up
 from tests.strikes import at_a_call, strike
 from tests.sweep.kit import measured, records, starts, sweep_file

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from pdserve.bench.result import (
+    CLIENT_CODE,
     MODEL_FILES,
     RESULT,
     BenchResult,
-    circumstances_here,
+    circumstances,
     differences,
     fixed_circumstances,
     machine,
@@ -21,10 +22,9 @@ from pdserve.cli.sweep import ArrayOptions
 from pdserve.cli.sweep import run_sweep as run
 from pdserve.models.files import model_identity
 from pdserve.preflight.facts import own_pdserve
+from pdserve.sweep.file import PlannedSweep
 from pdserve.sweep.record import SweepFolder
-from pdserve.sweep.resolve import PlannedSweep
-from pdserve.sweep.run import SweepOptions, points_to_run
-from pdserve.sweep.stale import GONE, StalePoints, stale_points
+from pdserve.sweep.run import GONE, SweepOptions, points_to_run, stale_points
 from tests.bench.test_compare import measured, result
 from tests.sweep import kit
 from tests.sweep.kit import record
@@ -57,21 +57,23 @@ def keep(folder: SweepFolder, made: PlannedSweep, some: BenchResult) -> None:
         folder.write(point, record(point, 1.0))
 
 
-def stale(made: PlannedSweep, folder: SweepFolder, *, measured_here: bool = True) -> StalePoints:
-    return stale_points(made, folder, lambda _: HERE, measured_here=measured_here)
+def stale(made: PlannedSweep, folder: SweepFolder, *, measured_here: bool = True) -> Mapping[str, str]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("pdserve.sweep.run.circumstances_here", lambda *_: HERE)
+        return stale_points(made, folder, measured_here=measured_here)
 
 
 def test_a_valid_point_whose_result_is_gone_or_damaged_is_measured_again(tmp_path: Path) -> None:
     made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
     keep(folder, made, measured_with({"vllm": "0.32.0"}))
-    assert points_to_run(made, folder, stale(made, folder).again, retry=False) == ()
+    assert points_to_run(made, folder, stale(made, folder), retry=False) == ()
     first, second = made.points
     (folder.point(first) / "r" / RESULT).unlink()
     (folder.point(second) / "r" / RESULT).write_text('{"schema_version": 1, "prov')
     found = stale(made, folder)
-    assert found.again == {first.id: GONE, second.id: GONE}
-    assert points_to_run(made, folder, found.again, retry=False) == (first, second)
-    assert stale(made, folder, measured_here=False).again == found.again, "of that no node has to be asked"
+    assert found == {first.id: GONE, second.id: GONE}
+    assert points_to_run(made, folder, found, retry=False) == (first, second)
+    assert stale(made, folder, measured_here=False) == found, "of that no node has to be asked"
 
 
 @each_row("changes, why", [
@@ -85,16 +87,14 @@ def test_other_circumstances_are_measured_again(tmp_path: Path, changes: dict[st
     made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
     keep(folder, made, measured_with(**{"versions": {}, **changes}))
     found = stale(made, folder)
-    assert found.again == dict.fromkeys((point.id for point in made.points), why)
-    assert len(points_to_run(made, folder, found.again, retry=False)) == 2
+    assert found == dict.fromkeys((point.id for point in made.points), why)
+    assert len(points_to_run(made, folder, found, retry=False)) == 2
 
 
-def test_where_the_nodes_are_others_a_difference_is_named_and_the_hardware_is_none(tmp_path: Path) -> None:
+def test_where_the_nodes_are_others_nothing_is_compared(tmp_path: Path) -> None:
     made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
-    keep(folder, made, measured_with({"vllm": "0.31.0"}, hardware={"cpu": "of the nodes"}))
-    found = stale(made, folder, measured_here=False)
-    assert found.again == {}
-    assert set(found.named.values()) == {"measured with vllm 0.31.0, here is 0.32.0"}
+    keep(folder, made, measured_with({"vllm": "0.31.0"}))
+    assert stale(made, folder, measured_here=False) == {}
 
 
 def test_gpus_are_compared_by_kind_and_driver_whichever_of_them_a_job_shows() -> None:
@@ -110,7 +110,7 @@ def test_gpus_are_compared_by_kind_and_driver_whichever_of_them_a_job_shows() ->
 
 def test_what_a_result_has_of_here_is_what_is_known_of_here() -> None:
     """Else every point would be measured again each time."""
-    here = circumstances_here({"vllm": "1", "nixl": None}, "m", machine("cpu"))
+    here = circumstances({"vllm": "1", "nixl": None, CLIENT_CODE: own_pdserve()}, machine("cpu"), "m")
     about = measured_with(
         {"vllm": "1", "pdserve (client)": own_pdserve()}, hardware=machine("cpu"), planned={MODEL_FILES: "m"}
     ).provenance
@@ -143,6 +143,4 @@ def test_the_plan_says_which_and_why(tmp_path: Path, pdserve_home: Path, capsys:
     assert "to run: 2 points" in said
     run(tmp_path / "s.yaml", OPTIONS, dry=True, retry=False, array=ArrayOptions(None, detach=False))
     said = " ".join(capsys.readouterr().err.split())
-    assert "not measured again: points 1, 2: measured with pdserve 0.0.1 (old)" in said
-    assert "remove its folder in" in said
     assert "to run: 0 points" in said
