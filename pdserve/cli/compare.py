@@ -12,35 +12,31 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.bench.compare import Comparison, FigureChange, compare, shown_groups, uncounted_figures
-from pdserve.bench.result import BenchResult, read_result, result_file
+from pdserve.bench.result import read_result
 from pdserve.cli.console import wide_console
 from pdserve.errors import StateError
-from pdserve.report.page import comparison_page, report_page, sweep_comparison_page
-from pdserve.report.pictures import Picture, change_pictures, check_matplotlib, pictures, pictures_of
-from pdserve.report.rows import add_objections, name_lacking_repeats, point_of, read_report
+from pdserve.report.page import Picture, check_matplotlib, comparison_page, pictures, report_page
+from pdserve.report.rows import read_report
 from pdserve.run.directory import home
-from pdserve.sweep.compare import MeasuredPoint, SweepComparison, compare_sweeps, is_sweep, read_sweep
+from pdserve.sweep.compare import (
+    Comparison,
+    FigureChange,
+    compare,
+    compare_sweeps,
+    is_sweep,
+    read_sweep,
+    shown_groups,
+    uncounted_figures,
+)
 
 
 def run_compare(a: str, b: str, *, as_json: bool, page: Path | None = None) -> None:
-    """Print what differs, then each figure. `page`: where it is written as HTML too."""
-    sweeps = [is_sweep(Path(each)) for each in (a, b)]
-    if all(sweeps):
-        _compare_sweeps(Path(a), Path(b), as_json=as_json, page=page)
-        return
-    if any(sweeps):
-        raise StateError(
-            f"{a if sweeps[0] else b} is a sweep, and {b if sweeps[0] else a} is not",
-            todo="compare two sweeps, or two results of bench: those of a sweep are in points/POINT/ATTEMPT/",
-        )
-    root = home(os.environ)
-    (ours, missing_a), (theirs, missing_b) = _read_with_verdict(root, a, "A"), _read_with_verdict(root, b, "B")
-    results = (ours, theirs)
-    compared = compare(*results)
-    comparison = compared.model_copy(update={"left_out": (*missing_a, *missing_b, *compared.left_out)})
+    """Print what differs, then what is not compared, then each figure of each load or point that both have. `page`:
+    where it is written as HTML too."""
+    comparison, deployments = _compared(a, b)
     if page is not None:
-        _write_page(page, (a, b), results, comparison)
+        check_matplotlib()
+        write_page(page, comparison_page((a, b), deployments, comparison), None, [], option="--html")
     if as_json:
         typer.echo(json.dumps(comparison.model_dump(mode="json"), indent=2))
         return
@@ -49,91 +45,48 @@ def run_compare(a: str, b: str, *, as_json: bool, page: Path | None = None) -> N
     _show_differences(comparison, out)
     for line in comparison.left_out:
         out.print(Text(f"not compared: {line}", style="yellow"))
-    for load in dict.fromkeys(change.load for change in comparison.changes):
-        out.print(changes_table(load, [change for change in comparison.changes if change.load == load]))
-    if any(change.judgement == "not judged" for change in comparison.changes):
+    for point in comparison.points:
+        out.print(changes_table(f"{point.letter}: {point.title}", point.changes))
+        out.print(Text(f"{point.letter}: {point.verdict}"))
+    if any(change.judgement == "not judged" for point in comparison.points for change in point.changes):
         out.print(Text("not judged: noise is known from two repeats on each side on (pdserve bench --repeats 3)"))
-    if not comparison.changes:
-        out.print(Text("no load has valid measurements in both"))
-    else:
+    if comparison.points:
         out.print(Text(comparison.verdict, style="bold"))
+    else:
+        out.print(Text("no load has valid measurements in both"))
     if page is not None:
         out.print(Text(f"page: {page}"))
 
 
-def _read_with_verdict(root: Path, which: str, name: str) -> tuple[BenchResult, tuple[str, ...]]:
-    """Read a result with the verdict of the sweep that has made it, if one has; and a line for repeats that it
-    lacks."""
-    result, record = read_result(root, which), point_of(result_file(root, which).parent)
-    return add_objections(result, record), name_lacking_repeats(name, result, record)
-
-
-def _write_page(
-    page: Path, names: tuple[str, str], results: tuple[BenchResult, BenchResult], comparison: Comparison
-) -> None:
-    check_matplotlib()
-    drawn = change_pictures(comparison)
-    write_page(page, comparison_page(names, results, comparison, drawn), None, drawn, option="--html")
+def _compared(a: str, b: str) -> tuple[Comparison, Sequence[str]]:
+    """Compare two sweeps, or two results of bench; and name their deployments."""
+    sweeps = [is_sweep(Path(each)) for each in (a, b)]
+    if all(sweeps):
+        points = read_sweep(Path(a)), read_sweep(Path(b))
+        comparison = compare_sweeps(*points)
+        results = [point.result for side in points for point in side if point.result is not None]
+    elif any(sweeps):
+        raise StateError(
+            f"{a if sweeps[0] else b} is a sweep, and {b if sweeps[0] else a} is not",
+            todo="compare two sweeps, or two results of bench: those of a sweep are in points/POINT/ATTEMPT/",
+        )
+    else:
+        results = [read_result(home(os.environ), each) for each in (a, b)]
+        comparison = compare(*results)
+    return comparison, list(dict.fromkeys(result.provenance.deployment for result in results))
 
 
 def _show_differences(comparison: Comparison, out: Console) -> None:
     if not comparison.differences:
         out.print(Text("the same versions, hardware and recipe"))
         return
-    table = Table("what differs", "A", "B", header_style="bold")
+    somewhere = any(each.points for each in comparison.differences)
+    table = Table("what differs", "A", "B", *(["points"] if somewhere else []), header_style="bold")
     for each in comparison.differences:
-        table.add_row(*(Text("-" if cell is None else cell) for cell in (each.what, each.a, each.b)))
+        cells = (each.what, each.a, each.b)
+        where = "all" if len(each.points) in (0, len(comparison.points)) else ", ".join(each.points)
+        table.add_row(*(Text("-" if cell is None else cell) for cell in cells), *([where] if somewhere else []))
     out.print(table)
-
-
-def _compare_sweeps(a: Path, b: Path, *, as_json: bool, page: Path | None = None) -> None:
-    """Print what differs first, then points that are not compared, then each figure of each point that both have."""
-    points = read_sweep(a), read_sweep(b)
-    comparison = compare_sweeps(*points)
-    if page is not None:
-        _write_sweep_page(page, (str(a), str(b)), points, comparison)
-    if as_json:
-        typer.echo(json.dumps(comparison.model_dump(mode="json"), indent=2))
-        return
-    out = wide_console()
-    out.print(Text(f"A is {a}, B is {b}"))
-    _show_sweep_differences(comparison, out)
-    for line in comparison.unmatched:
-        out.print(Text(f"not compared: {line}", style="yellow"))
-    for pair in comparison.pairs:
-        for line in pair.left_out:
-            out.print(Text(f"not compared: {pair.letter}: {line}", style="yellow"))
-        if pair.changes:
-            out.print(changes_table(f"{pair.letter}: {pair.title}", pair.changes))
-        out.print(Text(f"{pair.letter}: {pair.verdict}"))
-    out.print(Text(comparison.verdict, style="bold"))
-    if page is not None:
-        out.print(Text(f"page: {page}"))
-
-
-def _show_sweep_differences(comparison: SweepComparison, out: Console) -> None:
-    if not comparison.differences:
-        out.print(Text("the same versions, hardware and recipes" if comparison.pairs else "they share no point"))
-        return
-    table = Table("what differs", "A", "B", "points", header_style="bold")
-    for each in comparison.differences:
-        cells = (each.difference.what, each.difference.a, each.difference.b)
-        where = "all" if len(each.points) == len(comparison.pairs) else ", ".join(each.points)
-        table.add_row(*(Text("-" if cell is None else cell) for cell in cells), where)
-    out.print(table)
-
-
-def _write_sweep_page(
-    page: Path,
-    names: tuple[str, str],
-    points: tuple[tuple[MeasuredPoint, ...], ...],
-    comparison: SweepComparison,
-) -> None:
-    check_matplotlib()
-    results = [point.result for side in points for point in side if point.result is not None]
-    deployments = list(dict.fromkeys(result.provenance.deployment for result in results))
-    drawn = {pair.letter: pictures_of(pair.changes, f"changes-{pair.letter}") for pair in comparison.pairs}
-    write_page(page, sweep_comparison_page(names, deployments, comparison, drawn), None, [], option="--html")
 
 
 _STYLES = {"real": "bold", "within noise": "dim", "not judged": "yellow"}

@@ -5,22 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pdserve.bench.compare import asked_of, facts_of, keys_of
 from pdserve.bench.result import EVENTS, RESULT, BenchResult, Measurement, Provenance, fixed_circumstances, read_result
-from pdserve.bench.validity import BenchVerdict, Reason
+from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import StateError
 from pdserve.run import history
 from pdserve.run.history import incident
+from pdserve.sweep.compare import facts_of, keys_of
 from pdserve.sweep.file import letter
-from pdserve.sweep.record import POINT, PointRecord, SweepFolder, has_result, read_point, records_in
+from pdserve.sweep.record import PointRecord, SweepFolder, has_result, records_in
 
 LaneState = Literal["starting", "ready", "silent", "dead", "stopping"]
 MarkKind = Literal["died", "restarting"]
@@ -254,64 +254,39 @@ class ReportedResult:
     """What is varied."""
     folder: Path
     """As it was given."""
-    point: str
-    """Its id; empty: it is no point."""
-    workload: Workload
-    loads: tuple[Load, ...]
     result: BenchResult | None
     """None: nothing was measured."""
     record: PointRecord | None
-    """The record of a point, or of the point that has this result."""
+    """The record of a point."""
     run_id: str | None
     events: Path | None
     """The history of that run, if it was kept."""
 
-    @property
-    def identity(self) -> tuple[Path, str]:
-        return self.folder, self.point
-
-    @property
-    def recipe(self) -> str:
-        """Name what was measured: a reader sees in the provenance what it is."""
-        if self.result is None:
-            return f"run {self.run_id}" if self.run_id is not None else "not measured"
-        return f"recipe {_digest(self.result.provenance.recipe)}"
-
 
 def name_apart(sources: Sequence[ReportedResult]) -> list[ReportedResult]:
-    """Name the series apart, with more in the name of each one that has the same load twice, or several recipes in a
-    folder: the folder, the recipe, then the point."""
+    """Name the series apart: by their folder those that are in several, and by their recipe those that were measured
+    with several, before it was edited and after. A reader sees in the provenance what each recipe is."""
     common = os.path.commonpath([source.folder.absolute() for source in sources]) if sources else ""
 
-    def folder(source: ReportedResult) -> str:
+    def folder(source: ReportedResult) -> str | None:
         below = os.path.relpath(source.folder.absolute(), common)
         return source.folder.name if below == os.curdir else below
 
+    def recipe(source: ReportedResult) -> str | None:
+        return None if source.result is None else f"recipe {_digest(source.result.provenance.recipe)}"
+
     named = list(sources)
-    levels: list[Callable[[ReportedResult], str]] = [folder, lambda source: source.recipe, lambda source: source.point]
-    for level in levels:
-        for series in _unclear(named):
-            if len({level(source) for source in named if source.series == series}) > 1:
-                named = [
-                    replace(source, series=f"{series}; {level(source)}") if source.series == series else source
-                    for source in named
-                ]
+    for level in (folder, recipe):
+        names: dict[str, set[str]] = {}
+        for source in named:
+            names.setdefault(source.series, set()).update(filter(None, [level(source)]))
+        named = [
+            replace(source, series=f"{source.series}; {name}")
+            if (name := level(source)) is not None and len(names[source.series]) > 1
+            else source
+            for source in named
+        ]
     return named
-
-
-def _unclear(sources: Sequence[ReportedResult]) -> list[str]:
-    """Return series in which several results are of the same work at the same load, and those that have points of
-    several recipes in a folder: the loads may be others since the recipe was edited."""
-    same: dict[tuple[str, str, str], set[tuple[Path, str]]] = {}
-    recipes: dict[tuple[str, Path], set[str]] = {}
-    for source in sources:
-        for load in source.loads:
-            same.setdefault((source.series, source.workload.title, asked_of(load)), set()).add(source.identity)
-        if source.result is not None:
-            recipes.setdefault((source.series, source.folder), set()).add(source.recipe)
-    unclear = [series for (series, _, _), its in same.items() if len(its) > 1]
-    unclear += [series for (series, _), its in recipes.items() if len(its) > 1]
-    return list(dict.fromkeys(unclear))
 
 
 @cache
@@ -363,57 +338,6 @@ def stages(each: Measurement) -> Mapping[str, float]:
 def _aggregated(each: Measurement) -> bool:
     """Return whether the mode was aggregated, by the names of the engines, which begin with their role."""
     return any(name.startswith("aggregated-") for name in each.before.engines)
-
-
-_REPEATS = "repeats"
-"""The check that some were not made: no fault of those that were."""
-
-
-def point_of(folder: Path) -> PointRecord | None:
-    """Read the record of the point whose result is in this folder. None: it is of no sweep, or the point was measured
-    again and has another result. Raises StateError for a record that cannot be read."""
-    place = folder.resolve()
-    file = place.parent / POINT
-    if not file.is_file():
-        return None
-    record = read_point(file)
-    return record if record.result == place.name else None
-
-
-def added_reasons(of_point: Sequence[Reason], of_measurements: Sequence[Sequence[Reason]]) -> tuple[Reason, ...]:
-    """Return what the sweep has added to the verdicts of its measurements."""
-    return tuple(reason for reason in of_point if not any(reason in some for some in of_measurements))
-
-
-def add_objections(result: BenchResult, record: PointRecord | None) -> BenchResult:
-    """Return the result with what the sweep objects to at each measurement. Repeats that were not made are named by
-    `name_lacking_repeats`."""
-    wrong = [reason for reason in _added(result, record) if reason.check != _REPEATS]
-    if not wrong:
-        return result
-    measurements = [
-        each.model_copy(
-            update={
-                "verdict": BenchVerdict(
-                    status="INVALID", reasons=(*each.verdict.reasons, *wrong), unchecked=each.verdict.unchecked
-                )
-            }
-        )
-        for each in result.measurements
-    ]
-    return result.model_copy(update={"measurements": tuple(measurements)})
-
-
-def name_lacking_repeats(name: str, result: BenchResult, record: PointRecord | None) -> tuple[str, ...]:
-    """Say in a line that repeats were not made. `name`: what the result is called."""
-    texts = [reason.text for reason in _added(result, record) if reason.check == _REPEATS]
-    return tuple(f"{name} lacks repeats, by which its point is INVALID ({_REPEATS}): {text}" for text in texts)
-
-
-def _added(result: BenchResult, record: PointRecord | None) -> tuple[Reason, ...]:
-    return (
-        () if record is None else added_reasons(record.reasons, [each.verdict.reasons for each in result.measurements])
-    )
 
 
 @dataclass(frozen=True)
@@ -480,7 +404,7 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
             runs.append(KeptRun(source.run_id, source.events, source.series))
         if source.result is not None:
             results.append((source.series, source.result))
-            rows += rows_of(source.series, source.result, source.record)
+            rows += rows_of(source.series, source.result)
         elif source.record is not None:
             rows.append(_unmeasured(source.series, source.record))
     # Curves of different prompts are different curves.
@@ -499,9 +423,7 @@ def _sources(folder: Path) -> Iterator[ReportedResult]:
     if has_result(folder):
         result = read_result(folder, str(folder))
         series = f"{result.provenance.deployment} {folder.name}"
-        loads = tuple(each.load for each in result.measurements)
-        run_id, events = result.provenance.run_id, folder / EVENTS
-        yield ReportedResult(series, folder, "", result.workload, loads, result, point_of(folder), run_id, events)
+        yield ReportedResult(series, folder, result, None, result.provenance.run_id, folder / EVENTS)
         return
     _check_folder(folder)
     records = records_in(folder)
@@ -517,8 +439,7 @@ def _sources(folder: Path) -> Iterator[ReportedResult]:
         series = ", ".join(f"{key}={value}" for key, value in record.settings if key in varied) or folder.name
         measured = None if record.result is None else read_result(place / record.result, str(place / record.result))
         kept = None if record.run_id is None else SweepFolder(folder).events(record.run_id)
-        work, loads = record.workload, (record.load,)
-        yield ReportedResult(series, folder, record.id, work, loads, measured, record, record.run_id, kept)
+        yield ReportedResult(series, folder, measured, record, record.run_id, kept)
 
 
 def _check_folder(folder: Path) -> None:
@@ -540,34 +461,22 @@ def _varied(records: Iterable[PointRecord]) -> set[str]:
     return {key for key, seen in values.items() if len(seen) > 1} or set(values)
 
 
-def rows_of(series: str, result: BenchResult, record: PointRecord | None) -> list[ReportRow]:
-    """Return the rows of a result. A measurement counts only if its point does too. What the sweep itself objects to is
-    shown at each."""
-    verdicts = [each.verdict for each in result.measurements]
-    wrong = added_reasons(record.reasons, [verdict.reasons for verdict in verdicts]) if record is not None else ()
-    unchecked = (
-        added_reasons(record.unchecked, [verdict.unchecked for verdict in verdicts]) if record is not None else ()
-    )
-    rows = []
-    for each in result.measurements:
-        valid = each.verdict.valid and (record is None or record.status == "VALID")
-        reasons = (*each.verdict.reasons, *wrong)
-        if not valid and not reasons:
-            reasons = (Reason(check="point", text="another repeat of its point is INVALID"),)
-        rows.append(
-            ReportRow(
-                series,
-                result.workload,
-                each.load,
-                each.repeat,
-                valid,
-                reasons,
-                (*each.verdict.unchecked, *unchecked),
-                each,
-                theoretical_hit(result),
-            )
+def rows_of(series: str, result: BenchResult) -> list[ReportRow]:
+    """Return the rows of a result."""
+    return [
+        ReportRow(
+            series,
+            result.workload,
+            each.load,
+            each.repeat,
+            each.verdict.valid,
+            each.verdict.reasons,
+            each.verdict.unchecked,
+            each,
+            theoretical_hit(result),
         )
-    return rows
+        for each in result.measurements
+    ]
 
 
 @dataclass(frozen=True)

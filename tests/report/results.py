@@ -14,7 +14,7 @@ from pdserve.bench.workload import Load, Workload
 from pdserve.sweep.file import Point, Settings, Variant
 from pdserve.sweep.record import PointRecord, SweepFolder
 from tests.bench.evidence import reading
-from tests.bench.test_compare import INVALID, measured, result
+from tests.sweep.test_compare import INVALID, measured, result
 
 WORK = Workload(input_tokens=10, output_tokens=5, repeats=1)
 WINDOW = Window(

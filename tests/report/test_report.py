@@ -16,12 +16,12 @@ from pdserve.bench.traces import TraceFacts
 from pdserve.bench.validity import Reason
 from pdserve.cli.compare import run_report as run
 from pdserve.errors import PreflightError, StateError
-from pdserve.report.page import report_page
-from pdserve.report.pictures import against_load, bars_of, check_matplotlib, curves_of, front, pictures
+from pdserve.report.page import against_load, bars_of, check_matplotlib, curves_of, front, pictures, report_page
 from pdserve.report.rows import ReportRow, prompt_sources, read_report, stages
 from pdserve.sweep.record import SweepFolder
 from tests.bench.evidence import record
 from tests.report.results import WINDOW, bench_folder, one, sweep_point
+from tests.sweep.test_compare import INVALID
 from tests.tables import each_row
 
 
@@ -57,13 +57,13 @@ def test_a_point_that_is_invalid_or_never_started_is_a_row_that_does_not_count(
     tmp_path: Path,
 ) -> None:
     sweep = SweepFolder(tmp_path)
-    sweep_point(sweep, (("c", "1"),), one(), "INVALID", Reason(check="cold-cache", text="it was warm"))
+    sweep_point(sweep, (("c", "1"),), one(valid=False), "INVALID", *INVALID.reasons)
     sweep_point(sweep, (("c", "2"),), one())
     sweep_point(sweep, (("c", "3"),), None, "INVALID", Reason(check="start", text="no engine"))
     report = read_report([tmp_path])
     assert {(row.series, row.valid) for row in report.rows} == {("c=1", False), ("c=2", True), ("c=3", False)}
     said = words(report_page(report, []))
-    assert all(text in said for text in ("it was warm", "nothing was measured", "no engine"))
+    assert all(text in said for text in ("errors:", "nothing was measured", "no engine"))
 
 
 def test_provenance_comes_before_pictures_and_names_what_differs(tmp_path: Path) -> None:
@@ -199,13 +199,6 @@ def test_hits_are_held_against_what_a_trace_repeats_itself(tmp_path: Path) -> No
     assert row.theory == pytest.approx(40)
     assert column(page(folder), 10) == ["10 %, 40 %"]
     assert "Random prompts" not in drawn(folder)["sources"].note
-
-
-def test_what_a_sweep_adds_is_told_from_what_a_repeat_has(swept: Path) -> None:
-    """Of three repeats of a point one died with the engine."""
-    report = read_report([swept])
-    of_point = [row for row in report.rows if not row.valid and row.measurement is not None]
-    assert [[reason.check for reason in row.reasons] for row in of_point] == [["point"], ["processes"], ["point"]]
 
 
 def ttft_means(*folders: Path) -> dict[str, list[float]]:

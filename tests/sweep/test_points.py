@@ -21,9 +21,9 @@ from pdserve.sweep.file import (
 )
 from pdserve.sweep.record import record_of
 from pdserve.sweep.run import estimate
-from tests.bench.test_compare import INVALID, measured, result
 from tests.launch.deployment import REPOSITORY
 from tests.sweep.kit import RECIPE, SWEEP, record
+from tests.sweep.test_compare import INVALID, measured, result
 
 SHORT, LONG = {"input_tokens": 8, "output_tokens": 4}, {"input_tokens": 64, "output_tokens": 4}
 

@@ -25,9 +25,9 @@ from pdserve.preflight.facts import own_pdserve
 from pdserve.sweep.file import PlannedSweep
 from pdserve.sweep.record import SweepFolder
 from pdserve.sweep.run import GONE, SweepOptions, points_to_run, stale_points
-from tests.bench.test_compare import measured, result
 from tests.sweep import kit
 from tests.sweep.kit import record
+from tests.sweep.test_compare import measured, result
 from tests.tables import each_row
 
 RECIPE = (
