@@ -34,7 +34,7 @@ class EvalSettings:
     threshold: float
     """The mean of the repeats must reach it."""
     metric: str | None = None
-    """As in the harness's results, for example `exact_match,strict-match`. None: the task has only one."""
+    """The name in the harness's results, for example `exact_match,strict-match`. None: the task has only one."""
     repeats: int = 1
     limit: int | None = None
     """Questions of the task; None: all."""

@@ -1,28 +1,37 @@
-"""The load clients, `vllm bench serve` and AIPerf: what each is given, and how its output is read."""
+"""The load clients, `vllm bench serve` and AIPerf: what each is given, how its output is read, AIPerf's environment.
+
+That is a virtual environment in the user's cache folder, made by `pdserve bench --setup` once for each version. AIPerf
+has dozens of pinned packages, some of which the engines have in other versions: it never shares theirs. A marker file
+is written last: without it the environment is half made, and is made anew.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
+import os
 import re
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pdserve.bench import vllm_program
-from pdserve.bench.aiperf_environment import NAME as AIPERF
-from pdserve.bench.aiperf_environment import VERSION, installed_interpreter, put_into_cache
 from pdserve.bench.figures import RequestRecord, UnreadableResultError, last_line, read_vllm_records
 from pdserve.bench.snapshot import Clocks
-from pdserve.bench.traces import RequestTrace, TraceFormat
-from pdserve.bench.workload import SESSION_HEADER, Load, Workload
+from pdserve.bench.workload import SESSION_HEADER, Load, RequestTrace, TraceFormat, Workload
 from pdserve.errors import PreflightError
+from pdserve.logs.lines import end_of, split
 from pdserve.plan.model import Plan
+from pdserve.system.process import marker, new_token, spawn
 
+AIPERF_VERSION = "0.13.0"
+AIPERF = f"AIPerf {AIPERF_VERSION}"
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _PATCHES = "PDSERVE_PATCHES"
 KEY = "OPENAI_API_KEY"
@@ -227,7 +236,7 @@ FORMATS: Mapping[TraceFormat, str] = {
     "messages": "mooncake_trace",
     "conversations": "multi_turn",
 }
-"""As AIPerf names them: a log of messages becomes lines of its Mooncake format, with the messages in them."""
+"""AIPerf's names of the formats: a log of messages becomes lines of its Mooncake format, with the messages in them."""
 
 
 def configuration(
@@ -308,7 +317,7 @@ class AiperfClient:
     timing: tuple[str, ...] = ("aiperf worker_",)
     """They send, and take the times. Others read its records and are busy after each answer; the loop of its timing
     manager never sleeps (0.13.0), so that its use of a CPU says nothing."""
-    versions: Mapping[str, str] = field(default_factory=lambda: {"aiperf": VERSION})
+    versions: Mapping[str, str] = field(default_factory=lambda: {"aiperf": AIPERF_VERSION})
 
     def prepare(self, run: ClientRun) -> list[str]:
         """Write AIPerf's configuration and the lines of the trace."""
@@ -404,3 +413,110 @@ def client_of(
     if workload.client_for(load) == "vllm":
         return vllm_client(plan, python=python, tokenizer=tokenizer)
     return AiperfClient(python or installed_interpreter(environ), tokenizer or plan.model_path or plan.model, trace)
+
+
+_COMMIT = "0" * 40
+
+
+def put_into_cache(folder: Path, cache: Path) -> str:
+    """Return the id that `folder` has in `cache`, offline: nothing of it is copied. Raises OSError."""
+    # The hub's ids have letters, digits, and single dashes and dots.
+    name = re.sub(r"[^A-Za-z0-9]+", "-", folder.resolve().name).strip("-")[:80] or "model"
+    entry = cache / f"models--folder--{name}"
+    (entry / "snapshots").mkdir(parents=True, mode=0o700)
+    (entry / "refs").mkdir(mode=0o700)
+    (entry / "refs" / "main").write_text(_COMMIT, encoding="ascii")
+    (entry / "snapshots" / _COMMIT).symlink_to(folder.resolve(), target_is_directory=True)
+    return f"folder/{name}"
+
+
+DOWNLOAD = "1.2 GB on disk"
+_REQUIREMENTS = "aiperf-requirements.txt"
+_MARKER = "complete"
+_LOG = "setup.log"
+_STOP_SECONDS = 5.0
+_LAST_LINES, _LOG_BYTES = 6, 8192
+
+Show = Callable[[str], None]
+
+
+def aiperf_requirements() -> Path:
+    """Return the pins, as the wheel has them."""
+    return Path(str(resources.files("pdserve.bench") / _REQUIREMENTS))
+
+
+def aiperf_folder(environ: Mapping[str, str], python: str = sys.executable) -> Path:
+    """Return the folder of the environment, made or not. The pins and the interpreter it is made with are in its
+    name."""
+    cache = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    pins = hashlib.sha256(aiperf_requirements().read_bytes() + str(Path(python).resolve()).encode()).hexdigest()[:8]
+    return Path(cache) / "pdserve" / f"aiperf-{AIPERF_VERSION}-{pins}"
+
+
+def aiperf_interpreter(folder: Path) -> Path:
+    """Return the path of the environment's own Python."""
+    return folder / "bin" / "python"
+
+
+def is_made(folder: Path) -> bool:
+    """Return whether the environment was made to its end and the interpreter that it was made with is still there."""
+    return (folder / _MARKER).is_file() and os.access(aiperf_interpreter(folder), os.X_OK)
+
+
+def installed_interpreter(environ: Mapping[str, str]) -> str:
+    """Return the interpreter that has AIPerf. Raises PreflightError when `--setup` has not made it."""
+    folder = aiperf_folder(environ)
+    if is_made(folder):
+        return str(aiperf_interpreter(folder))
+    half = "its environment is half made" if folder.exists() else "it is installed on demand only"
+    raise PreflightError(
+        f"{AIPERF} is not installed",
+        where=str(folder),
+        cause=f"{half}; it never shares the engines' environment",
+        todo=f"pdserve bench --setup ({DOWNLOAD}), or --python of an environment that has it",
+    )
+
+
+async def make_aiperf(environ: Mapping[str, str], show: Show) -> Path:
+    """Make AIPerf's environment, unless it is there, and return its folder. Raises PreflightError."""
+    folder = aiperf_folder(environ)
+    if is_made(folder):
+        show(f"{AIPERF} is installed: {folder} (to make it anew, remove this folder)")
+        return folder
+    log = folder.with_name(f"{folder.name}.{_LOG}")
+    show(f"{AIPERF} gets an environment of its own ({DOWNLOAD}), which takes minutes: {folder}")
+    show(f"what pip says: {log}")
+    pip = [str(aiperf_interpreter(folder)), "-I", "-m", "pip", "install", "--progress-bar", "off"]
+    await _step([sys.executable, "-I", "-m", "venv", "--clear", str(folder)], environ, log)
+    await _step([*pip, "--disable-pip-version-check", "-r", str(aiperf_requirements())], environ, log)
+    (folder / _MARKER).write_text(f"{AIPERF_VERSION}\n")
+    show(f"{AIPERF} is installed")
+    return folder
+
+
+async def _step(argv: list[str], environ: Mapping[str, str], log: Path) -> None:
+    """Run one program, without what leads to packages of ours. Raises PreflightError."""
+    ours = ("PYTHON", "PDSERVE_", "VIRTUAL_ENV")
+    env = {name: value for name, value in environ.items() if not name.startswith(ours)}
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        child = spawn(argv, env=env, log=log, marker=marker("setup", new_token(), "setup"), control_stdin=False)
+    except OSError as error:
+        raise PreflightError(
+            f"{AIPERF} could not be installed: {argv[0]} cannot be started",
+            where=str(log),
+            cause=error.strerror or str(error),
+            todo="another folder: XDG_CACHE_HOME",
+        ) from error
+    try:
+        ended = await child.wait()
+    finally:
+        await child.stop(_STOP_SECONDS)
+    if ended.code != 0:
+        raise PreflightError(
+            f"{AIPERF} could not be installed: {Path(argv[0]).name} {ended}",
+            where=str(log),
+            cause="the last lines of its log say why",
+            todo="correct it and run pdserve bench --setup again; pip.conf and PIP_INDEX_URL choose the package index",
+            evidence=tuple(split(end_of(log, _LOG_BYTES))[-_LAST_LINES:]),
+        )

@@ -19,9 +19,9 @@ class RequestRecord:
     started: float
     ok: bool
     prompt_tokens: int
-    """As the server counted them."""
+    """The count of the server."""
     output_tokens: int
-    """As the server counted them."""
+    """The count of the server."""
     ttft: float
     gaps: tuple[float, ...]
     """The seconds between each two chunks of the answer. A chunk can hold several tokens."""

@@ -18,11 +18,9 @@ from pathlib import Path
 
 from pdserve.bench.clients import LoadClient
 from pdserve.bench.figures import Figures
-from pdserve.bench.sampling import Peaks
-from pdserve.bench.snapshot import DeploymentSnapshot
-from pdserve.bench.traces import TraceFacts
-from pdserve.bench.validity import BenchVerdict, CpuUse
-from pdserve.bench.workload import Load, Workload
+from pdserve.bench.snapshot import CpuUse, DeploymentSnapshot, Peaks
+from pdserve.bench.validity import BenchVerdict
+from pdserve.bench.workload import Load, TraceFacts, Workload
 from pdserve.errors import StateError
 from pdserve.installed.versions import PACKAGES
 from pdserve.plan.frozen import SCHEMA, Frozen, SchemaVersion

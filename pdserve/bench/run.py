@@ -14,11 +14,9 @@ import httpx
 from pdserve.bench.clients import ClientRun, LoadClient
 from pdserve.bench.figures import RequestRecord, UnreadableResultError, figures
 from pdserve.bench.result import EVENTS, RESULT, BenchResult, Measurement, Window, provenance
-from pdserve.bench.sampling import Sampler, cpu_use, proxy_pids
-from pdserve.bench.snapshot import CounterReader, clocks, plan_digest
-from pdserve.bench.traces import RequestTrace, asked_input, facts, prefix_hit
+from pdserve.bench.snapshot import CounterReader, Sampler, clocks, cpu_use, plan_digest, proxy_pids
 from pdserve.bench.validity import Evidence, judge
-from pdserve.bench.workload import Load, Workload
+from pdserve.bench.workload import Load, RequestTrace, Workload, asked_input, facts, prefix_hit
 from pdserve.errors import PreflightError
 from pdserve.logs.lines import end_of, split
 from pdserve.observe.remote_http import client as http_client
@@ -60,7 +58,7 @@ class Task:
     limit_seconds: float
     """For each run of the client."""
     trace: RequestTrace | None = None
-    """That of the workload."""
+    """The trace of the workload."""
 
 
 async def bench(serving: ServingDeployment, task: Task, folder: Path, on_measurement: OnMeasurement) -> BenchResult:

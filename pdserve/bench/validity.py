@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pdserve.bench.figures import RequestRecord
-from pdserve.bench.snapshot import FAILED_TRANSFERS, DeploymentSnapshot, sum_growth
+from pdserve.bench.snapshot import FAILED_TRANSFERS, CpuUse, DeploymentSnapshot, sum_growth
 from pdserve.bench.workload import Load, Workload
 from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import LmcacheServer, Plan
@@ -36,15 +36,6 @@ Answer = Invalid | Unknown | None
 """None: it holds."""
 
 
-class CpuUse(Frozen):
-    """Tells how much CPU a program used between the first request and the last answer, in cores. None: it was not
-    measured."""
-
-    used: float | None = None
-    wanted: float | None = None
-    """The share of the time in which the main thread of its busiest process ran or waited for a CPU."""
-
-
 @dataclass(frozen=True)
 class Evidence:
     """Holds what is known of a single measurement: a load, once."""
@@ -67,7 +58,7 @@ class Evidence:
     warmup: Sequence[RequestRecord] | None = None
     """Its requests; None: none was asked for."""
     warmup_problem: str = ""
-    """As `client_problem`, of the warm-up."""
+    """Why the client gave no result of the warm-up."""
     asked_input: int | None = None
     """Tokens of all prompts of the trace together; None: it does not have them."""
     theory: float = 0.0
@@ -117,15 +108,15 @@ SATURATED = 0.9
 """Share of the time in which the client's main thread ran or waited for a CPU. Above it, requests are sent late and
 answers are read late, and the latencies are the client's."""
 _TRACE_TOLERANCE, TEMPLATE_TOKENS = 0.1, 64
-"""Of a trace: the share by which all prompts together may differ, and what a chat template may add to each."""
+"""For a trace, the share by which all prompts together may differ, and what a chat template may add to each."""
 _OFF_SHARE, _OFF_SECONDS = 0.1, 0.3
-"""By which the sending of all requests may take longer or shorter than their rate asks for."""
+"""How much the sending of all requests may take longer or shorter than their rate asks for."""
 _HUNG = 2
 """Times the slowest answer, after which a request that is still open counts as failed."""
 _CUT_SHARE = 0.5
-"""Of all requests: with more of them open at the end the figures are those of the fast minority."""
+"""Share of all requests: with more of them open at the end the figures are those of the fast minority."""
 _DEVIATIONS = 3
-"""Of a time that is left to chance, beyond which it is none."""
+"""Standard deviations of a time that is left to chance, beyond which it is no chance."""
 _FIRST_GAPS = 8
 """Mean gaps that the first of random ones is at most, but for one of three thousand."""
 
@@ -276,7 +267,7 @@ RECOMPUTED = 1
 that NIXL or Mooncake brought as received to the last token. Of a hybrid model they leave the last one to decode, and
 other connectors do so of every model."""
 CLOCK_SECONDS = 0.5
-"""By which two clocks may part: NTP moves the wall clock by less than half a millisecond a second."""
+"""How far two clocks may part: NTP moves the wall clock by less than half a millisecond a second."""
 
 
 def decode_computed(evidence: Evidence) -> Answer:
@@ -527,9 +518,9 @@ _EACH = 2
 """Tokens of every request by which they may differ too: the last of a prompt that was cached whole is computed anyway,
 and prefill generates one."""
 WARM_SHARE = 0.5
-"""Of all prompt tokens. Every run has the same prompts (one seed): without an effect of the salt nearly all blocks
-would come from a cache. Random prompts of one run share blocks with each other where the vocabulary is small: 13 % with
-that of recipes/tiny-cpu.yaml and 32 prompts."""
+"""Share of all prompt tokens. Every run has the same prompts (one seed): without an effect of the salt nearly all
+blocks would come from a cache. Random prompts of one run share blocks with each other where the vocabulary is small:
+13 % with that of recipes/tiny-cpu.yaml and 32 prompts."""
 _SOURCES = ("computed", "local_hits", "received")
 
 

@@ -19,15 +19,16 @@ from pdserve.bench.clients import client_of
 from pdserve.bench.figures import Spread
 from pdserve.bench.result import RESULT, BenchResult, Measurement, new_folder
 from pdserve.bench.run import Task, bench
-from pdserve.bench.traces import RequestTrace, with_trace
 from pdserve.bench.workload import (
     SLO_MEANING,
     USUAL_OUTPUT,
     ClientKind,
     Load,
+    RequestTrace,
     SloMetric,
     Workload,
     usual_requests,
+    with_trace,
 )
 from pdserve.cli.console import wide_console
 from pdserve.errors import InvalidBenchError

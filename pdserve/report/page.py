@@ -274,7 +274,7 @@ class Bar:
     """The mean over the VALID repeats of a load, or an INVALID repeat."""
 
     series: str
-    """As it is called."""
+    """The name of the series."""
     text: str
     valid: bool
     parts: Parts
@@ -445,7 +445,7 @@ class Curve:
     """Holds of a series the repeats of each load, and what does not count."""
 
     loads: dict[str, list[Spot]] = field(default_factory=dict)
-    """By what was asked for, in its order."""
+    """The repeats by what was asked for, in its order."""
     short: dict[str, str] = field(default_factory=dict)
     """What a reader calls each load."""
     wrong: list[Spot] = field(default_factory=list)

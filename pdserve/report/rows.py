@@ -253,7 +253,7 @@ class ReportedResult:
     series: str
     """What is varied."""
     folder: Path
-    """As it was given."""
+    """The folder that the user named."""
     result: BenchResult | None
     """None: nothing was measured."""
     record: PointRecord | None

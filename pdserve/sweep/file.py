@@ -16,8 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pdserve.bench.traces import AGENTIC, RequestTrace, with_trace
-from pdserve.bench.workload import Load, Workload, usual_requests
+from pdserve.bench.workload import AGENTIC, Load, RequestTrace, Workload, usual_requests, with_trace
 from pdserve.errors import RecipeError
 from pdserve.recipe.base import Count, Name, Strict
 from pdserve.recipe.load import recipe_document, show, yaml12
@@ -85,7 +84,7 @@ class LoadedSweep:
     path: FilePath
     origins: Mapping[Path, Origin] = field(repr=False)
     traces: Mapping[str, RequestTrace] = field(default_factory=dict, repr=False)
-    """By the workload, as JSON."""
+    """The traces by their workload, as JSON."""
 
     def trace_of(self, workload: Workload) -> RequestTrace | None:
         """Return the trace of a workload; None: it has none."""
@@ -352,7 +351,7 @@ def constant_work(points: Sequence[Point]) -> tuple[str, ...]:
 
 
 _NAME_CHARACTERS, _ID_CHARACTERS = 48, 6
-"""Of the name of a deployment (pdserve.recipe.base), and of its id in it."""
+"""Length of the name of a deployment (pdserve.recipe.base), and of its id in it."""
 
 
 @dataclass(frozen=True)
@@ -363,7 +362,7 @@ class PlannedSweep:
     points: tuple[Point, ...]
     """All of them, in their order."""
     recipes: Mapping[str, LoadedRecipe]
-    """By the digest of a deployment."""
+    """The recipes by the digest of their deployment."""
     combinations: int
     folder_name: str
     """The deployment's name outside of a Slurm job: all jobs share the folder of the sweep."""

@@ -59,9 +59,9 @@ class PointRecord(Frozen):
     run_id: str | None = None
     """The start of the deployment that it was measured on; None: there was none."""
     start_seconds: float | None = None
-    """That the deployment needed to start; only of the first point after a start."""
+    """What the deployment needed to start; only of the first point after a start."""
     seconds: float
-    """That the measurement needed, warm-ups and readings included."""
+    """What the measurement needed, warm-ups and readings included."""
 
 
 class SweepFolder:

@@ -12,8 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pdserve.bench.aiperf_environment import installed_interpreter
-from pdserve.bench.clients import client_of
+from pdserve.bench.clients import client_of, installed_interpreter
 from pdserve.bench.result import CLIENT_CODE, circumstances, differences, fixed_circumstances, machine, read_result
 from pdserve.bench.run import ServingDeployment, Task, bench
 from pdserve.bench.snapshot import plan_digest
@@ -346,7 +345,7 @@ class Estimate:
     seconds: float
     """The seconds that are known."""
     unknown_points: int
-    """Without a former measurement of the same work and load."""
+    """Points whose work and load were never measured."""
     starts: int
     unknown_starts: int
 

@@ -20,7 +20,7 @@ from pdserve.system.stop_signals import hold_stops
 _POLL_SECONDS = 5.0
 _AWAY_SECONDS = 1800.0
 _SHOWN_BYTES = 16384
-"""Of the end of a task's log, in which its error is looked for."""
+"""Length of the end of a task's log, in which its error is looked for."""
 _LATE_SECONDS = 10.0
 """A network file system may show the last record after Slurm reports the end."""
 

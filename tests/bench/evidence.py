@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from pdserve.bench.figures import RequestRecord
-from pdserve.bench.snapshot import Clocks, Counts, DeploymentSnapshot
-from pdserve.bench.validity import CpuUse, Evidence
+from pdserve.bench.snapshot import Clocks, Counts, CpuUse, DeploymentSnapshot
+from pdserve.bench.validity import Evidence
 from pdserve.bench.workload import Load, Workload
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.plan.model import LmcacheServer, Plan

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.bench import aiperf_environment as environment
-from pdserve.bench.aiperf_environment import VERSION
+from pdserve.bench import clients as environment
+from pdserve.bench.clients import AIPERF_VERSION
 from pdserve.errors import PreflightError
 from tests.launch.deployment import LINE_SECONDS, Command, wait_until
 
@@ -24,10 +24,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of wheels in place of the package index, and a cache folder of its own."""
     folder = tmp_path / "index"
     folder.mkdir()
-    wheel(folder, VERSION)
+    wheel(folder, AIPERF_VERSION)
     pins = tmp_path / "requirements.txt"
-    pins.write_text(f"# pins\naiperf=={VERSION}\n")
-    monkeypatch.setattr(environment, "requirements", lambda: pins)
+    pins.write_text(f"# pins\naiperf=={AIPERF_VERSION}\n")
+    monkeypatch.setattr(environment, "aiperf_requirements", lambda: pins)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
@@ -49,7 +49,7 @@ def wheel(folder: Path, version: str) -> None:
 def make() -> tuple[Path, list[str]]:
     """The folder, and what was shown."""
     shown: list[str] = []
-    return asyncio.run(environment.make(os.environ, shown.append)), shown
+    return asyncio.run(environment.make_aiperf(os.environ, shown.append)), shown
 
 
 def refused() -> PreflightError:
@@ -64,16 +64,16 @@ def test_it_is_made_once_and_used_again(index: Path) -> None:
     folder, shown = make()
     assert "setup.log" in shown[1], "where pip says how far it is"
     assert environment.installed_interpreter(os.environ) == str(folder / "bin" / "python")
-    assert folder.name.startswith(f"aiperf-{VERSION}-")
+    assert folder.name.startswith(f"aiperf-{AIPERF_VERSION}-")
     again, (only,) = make()
     assert again == folder
-    assert only.startswith(f"AIPerf {VERSION} is installed: {folder}"), "nothing is downloaded again"
+    assert only.startswith(f"AIPerf {AIPERF_VERSION} is installed: {folder}"), "nothing is downloaded again"
 
 
 def test_one_that_was_cut_off_is_not_used_and_is_made_anew(index: Path) -> None:
-    folder = environment.place(os.environ)
-    environment.interpreter(folder).parent.mkdir(parents=True)
-    environment.interpreter(folder).touch(0o755)
+    folder = environment.aiperf_folder(os.environ)
+    environment.aiperf_interpreter(folder).parent.mkdir(parents=True)
+    environment.aiperf_interpreter(folder).touch(0o755)
     with pytest.raises(PreflightError, match="is not installed") as error:
         environment.installed_interpreter(os.environ)
     assert "half made" in str(error.value.cause)
@@ -87,12 +87,12 @@ def test_an_index_without_it_is_named_with_the_end_of_the_log(index: Path) -> No
     assert "could not be installed" in error.what
     assert "PIP_INDEX_URL" in str(error.todo)
     assert any("No matching distribution" in line for line in error.evidence)
-    assert not environment.is_made(environment.place(os.environ))
+    assert not environment.is_made(environment.aiperf_folder(os.environ))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_ends_the_step_that_runs_too(index: Path, signum: signal.Signals) -> None:
-    cache = environment.place(os.environ).parent
+    cache = environment.aiperf_folder(os.environ).parent
     command = Command("bench", "--setup")
     command.expect("gets an environment of its own")
     wait_until("venv has begun", lambda: list(cache.glob("aiperf-*/pyvenv.cfg")), LINE_SECONDS)
@@ -102,7 +102,7 @@ def test_a_stop_ends_the_step_that_runs_too(index: Path, signum: signal.Signals)
 
 
 def test_the_pins_of_the_wheel_are_complete_and_of_this_version() -> None:
-    lines = [line for line in environment.requirements().read_text().splitlines() if line[:1].isalnum()]
-    assert f"aiperf=={VERSION}" in lines
+    lines = [line for line in environment.aiperf_requirements().read_text().splitlines() if line[:1].isalnum()]
+    assert f"aiperf=={AIPERF_VERSION}" in lines
     assert len(lines) > 100
     assert all("==" in line for line in lines), "every package is pinned"

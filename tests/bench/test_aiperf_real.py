@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from pdserve.bench.aiperf_environment import NAME, is_made, place
+from pdserve.bench.clients import AIPERF, aiperf_folder, is_made
 from tests.bench.kit import bench, reasons, serving_at
 from tests.launch.deployment import REPOSITORY, Deployment
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(not is_made(place(os.environ)), reason=f"{NAME} is not installed: pdserve bench --setup"),
+    pytest.mark.skipif(
+        not is_made(aiperf_folder(os.environ)), reason=f"{AIPERF} is not installed: pdserve bench --setup"
+    ),
 ]
 
 
@@ -65,7 +67,7 @@ def test_a_trace_is_replayed_with_its_sessions_and_both_hits(serving: Deployment
     window = one["window"]["prefill"]
     hits = window["local_hits"] + window["received"]
     assert hits / (hits + window["computed"]) == pytest.approx(result["trace"]["prefix_hit"], abs=0.1)
-    assert result["provenance"]["client"] == NAME
+    assert result["provenance"]["client"] == AIPERF
     files = [path for path in Path(result["folder"]).rglob("*") if path.is_file()]
     assert len(files) > 5
     assert not [path for path in files if serving.run.read_key() in path.read_text()]

@@ -12,8 +12,7 @@ import pytest
 import typer
 
 from pdserve.bench.clients import AiperfClient, ClientRun, VllmClient, client_of
-from pdserve.bench.traces import AGENTIC, RequestTrace, read_trace
-from pdserve.bench.workload import Load, Workload
+from pdserve.bench.workload import AGENTIC, Load, RequestTrace, Workload, read_trace
 from pdserve.cli import bench
 from pdserve.errors import PreflightError
 from tests.bench.evidence import plan

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from pdserve.bench.traces import AGENTIC, RequestTrace, asked_input, facts, prefix_hit, read_trace, with_trace
-from pdserve.bench.workload import Workload
+from pdserve.bench.workload import (
+    AGENTIC,
+    RequestTrace,
+    Workload,
+    asked_input,
+    facts,
+    prefix_hit,
+    read_trace,
+    with_trace,
+)
 from pdserve.errors import RecipeError
 from tests.bench.kit import AGENTIC_SESSIONS, AGENTIC_TURNS
 from tests.tables import each_row

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from pdserve.bench.sampling import Sample, cpu_use
-from pdserve.bench.snapshot import ENGINE, PROXY, Clocks, Counts, counts
-from pdserve.bench.validity import CHECKS, CpuUse, Evidence, Invalid, Unknown, judge
+from pdserve.bench.snapshot import ENGINE, PROXY, Clocks, Counts, CpuSample, CpuUse, counts, cpu_use
+from pdserve.bench.validity import CHECKS, Evidence, Invalid, Unknown, judge
 from pdserve.bench.workload import Load, Workload
 from pdserve.observe.metrics import samples_of
 from tests.bench.evidence import INPUT, OUTPUT, REQUESTS, TOKENS, counted, healthy, plan, record, with_connector
@@ -350,7 +349,7 @@ def test_every_check_has_a_case() -> None:
 
 def test_only_processes_that_take_times_can_saturate_a_client() -> None:
     records = [record(started=0.0, e2e=10.0)]
-    samples = [Sample(0.0, 0.0, {1: 0.0, 2: 0.0}, None), Sample(10.0, 5.0, {1: 2.0, 2: 9.9}, None)]
+    samples = [CpuSample(0.0, 0.0, {1: 0.0, 2: 0.0}, None), CpuSample(10.0, 5.0, {1: 2.0, 2: 9.9}, None)]
     assert cpu_use(samples, records)[0].wanted == pytest.approx(0.99)
     assert cpu_use(samples, records, timing={1})[0].wanted == pytest.approx(0.2)
     assert cpu_use(samples, records, timing={3})[0].wanted is None

@@ -10,8 +10,7 @@ import pytest
 
 from pdserve.bench import snapshot
 from pdserve.bench.result import Window
-from pdserve.bench.sampling import Peaks, Sample, cpu_use, peaks_of
-from pdserve.bench.snapshot import CounterReader, Counts, DeploymentSnapshot
+from pdserve.bench.snapshot import CounterReader, Counts, CpuSample, DeploymentSnapshot, Peaks, cpu_use, peaks_of
 from pdserve.observe.metrics import EngineSnapshot
 from pdserve.patches.record import PatchRecord
 from pdserve.run.directory import RunDir
@@ -105,12 +104,12 @@ def test_an_engine_that_does_not_answer_has_no_peak(readings: list[list[EngineSn
     assert peaks_of(readings) == peaks
 
 
-def samples(*wanted: float) -> list[Sample]:
+def samples(*wanted: float) -> list[CpuSample]:
     """One a second, in which the client's process wanted such a share of it."""
-    total, samples = 0.0, [Sample(0.0, 0.0, {7: 0.0}, None)]
+    total, samples = 0.0, [CpuSample(0.0, 0.0, {7: 0.0}, None)]
     for second, share in enumerate(wanted, start=1):
         total += share
-        samples.append(Sample(float(second), total, {7: total}, None))
+        samples.append(CpuSample(float(second), total, {7: total}, None))
     return samples
 
 

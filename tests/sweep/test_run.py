@@ -22,7 +22,7 @@ from tests.sweep.kit import measured, records, starts, sweep_file
 
 pytestmark = pytest.mark.process
 
-CLIENT_JUST_STARTED = ("pdserve/bench/sampling.py", "proxy_pids")
+CLIENT_JUST_STARTED = ("pdserve/bench/snapshot.py", "proxy_pids")
 LOOP_CLOSES = ("asyncio/base_events.py", "close")
 
 

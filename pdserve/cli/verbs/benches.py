@@ -108,11 +108,11 @@ def bench(
     if setup:
         import os
 
-        from pdserve.bench.aiperf_environment import make
+        from pdserve.bench.clients import make_aiperf
         from pdserve.operations.progress import ShownProgress
         from pdserve.system.stop_signals import run_to_its_end
 
-        run_to_its_end(make(os.environ, ShownProgress().note))
+        run_to_its_end(make_aiperf(os.environ, ShownProgress().note))
         return
     from pdserve.cli import bench as measuring
 
