@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.bench.validity import Invalid, process_died
-from pdserve.cli.proofs import _meanwhile
+from pdserve.cli.prove import _meanwhile
 from pdserve.report.rows import timeline
 from pdserve.run.directory import RunDir
 from pdserve.run.history import INCIDENTS, incident

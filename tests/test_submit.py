@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pdserve.cli.commands import app
-from pdserve.cli.up import run_in_slurm
+from pdserve.cli.run import run_
 from pdserve.errors import CommandError, ReportedError
 from pdserve.operations.submit import Submission, submit_and_follow
 from pdserve.plan.node import Srun
@@ -29,7 +29,7 @@ __all__ = ["tools"]
 
 
 def run(*command: str) -> None:
-    run_in_slurm(RECIPE, command, ["timeouts.stop_seconds=40"], [], cluster=None, this_machine=False, dry=False)
+    run_(RECIPE, list(command), slurm=True, set_=["timeouts.stop_seconds=40"])
 
 
 def job_that_ended(tools: Path, state: str, code: str) -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import typer
 
-from pdserve.cli import preflight, status
+from pdserve.cli import recipe as recipe_verbs
+from pdserve.cli.status import status
+from pdserve.observe import status as observed
 from pdserve.operations.progress import ShownProgress
 from pdserve.preflight.finding import Finding
+from pdserve.run import directory
 from tests.launch.deployment import recipe
 from tests.watch.test_frames import ONE_NODE, frame
 
@@ -60,9 +63,9 @@ def test_findings_of_preflight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: pytest.CaptureFixture[str], *, on_a_terminal: bool
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: on_a_terminal, raising=False)
-    monkeypatch.setattr(preflight, "find_all", lambda *_, **__: [FINDING])
+    monkeypatch.setattr(recipe_verbs, "find_all", lambda *_, **__: [FINDING])
     with pytest.raises(typer.Exit):
-        preflight.run_preflight(recipe(tmp_path), (), (), as_json=False, this_machine=True)
+        recipe_verbs.preflight(recipe(tmp_path), this_machine=True)
     out = terminal.readouterr().out
     assert harmless(out)
     assert out.count(SHOWN) == 3
@@ -77,10 +80,10 @@ def test_reasons_in_status(
     view.state.processes["decode-0"].note = f"exited: {CLIPBOARD}"
     view.state.note = f"why: {CLIPBOARD}"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: on_a_terminal, raising=False)
-    monkeypatch.setattr(status, "look", lambda _: view)
-    monkeypatch.setattr(status, "find", lambda *_: None)
+    monkeypatch.setattr(observed, "look", lambda _: view)
+    monkeypatch.setattr(directory, "find", lambda *_: None)
     with pytest.raises(typer.Exit):
-        status.run_status(None, as_json=False)
+        status()
     out = terminal.readouterr().out
     assert harmless(out)
     assert out.count(SHOWN) == 2

@@ -1,4 +1,4 @@
-"""`pdserve bench`: its load, each measurement, the tables. Apart from verbs/benches.py for a fast --help."""
+"""`pdserve bench`: a load, each measurement of it, and the tables of its figures."""
 
 from __future__ import annotations
 
@@ -7,62 +7,158 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from pydantic import ValidationError
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from pdserve.bench.clients import client_of
-from pdserve.bench.figures import Spread
-from pdserve.bench.result import RESULT, BenchResult, Measurement, new_folder
-from pdserve.bench.run import Task, bench
-from pdserve.bench.workload import (
-    SLO_MEANING,
-    USUAL_OUTPUT,
-    ClientKind,
-    Load,
-    RequestTrace,
-    SloMetric,
-    Workload,
-    usual_requests,
-    with_trace,
+from pdserve.cli.options import (
+    USUAL_LIMIT,
+    ClientPythonOption,
+    JsonOption,
+    LimitOption,
+    NameArgument,
+    TokenizerOption,
 )
-from pdserve.cli.console import wide_console
+from pdserve.cli.output import Cell, Output, table
 from pdserve.errors import InvalidBenchError
-from pdserve.operations.serving import serving
-from pdserve.run.directory import home, new_run_id
-from pdserve.system.stop_signals import run_to_its_end
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pdserve.bench.figures import Spread
+    from pdserve.bench.result import BenchResult, Measurement
+    from pdserve.bench.workload import Load, RequestTrace, SloMetric, Workload
+
+verbs = typer.Typer()
 _INVALID = "bold red"
+USUAL_INPUT = 1024
 
 
-def run_bench(
-    name: str | None,
-    workload: Workload,
-    loads: tuple[Load, ...],
-    trace: RequestTrace | None,
-    *,
-    python: str | None,
-    tokenizer: str | None,
-    limit_seconds: float,
-    as_json: bool,
+@verbs.command()
+def bench(
+    name: NameArgument = None,
+    setup: Annotated[
+        bool,
+        typer.Option(
+            "--setup", help="Only install the client AIPerf, in an environment of its own (1.2 GB), unless it is there."
+        ),
+    ] = False,
+    client: Annotated[
+        str | None,
+        typer.Option(
+            "--client", metavar="vllm|aiperf", help="What sends the requests; else vllm where it can, else aiperf."
+        ),
+    ] = None,
+    input_tokens: Annotated[
+        int | None,
+        typer.Option("--input-tokens", "--isl", min=1, help="Tokens of each prompt; else 1024.", show_default=False),
+    ] = None,
+    output_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--output-tokens",
+            "--osl",
+            min=1,
+            help="Tokens of each answer, of a trace of those whose length it does not have; else 128.",
+            show_default=False,
+        ),
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option("--trace", metavar="FILE", help="Replay a trace: a file, or agentic-tiny, which pdserve has."),
+    ] = None,
+    sessions: Annotated[
+        int | None, typer.Option("--sessions", min=1, help="Only so many sessions of the trace, the first ones.")
+    ] = None,
+    trace_block: Annotated[
+        int | None,
+        typer.Option("--trace-block", min=1, help="Tokens of a block with a hash id; else the size that fits."),
+    ] = None,
+    session_header: Annotated[
+        str | None,
+        typer.Option("--session-header", help="Of the session of a trace; else X-Session-ID.", show_default=False),
+    ] = None,
+    concurrency: Annotated[
+        str | None,
+        typer.Option("--concurrency", metavar="N,N", help="Requests (of a trace: sessions) open at a time, a list."),
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option("--rate", metavar="N,N", help="Requests a second (Poisson arrivals), a list.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests", min=1, help="Of each load; else ten times the load, 32 at least.")
+    ] = None,
+    duration: Annotated[
+        float | None, typer.Option("--duration", min=1, help="Send nothing after so many seconds (client aiperf).")
+    ] = None,
+    grace: Annotated[
+        float | None, typer.Option("--grace", min=0, help="Seconds that open requests then have; 30.")
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Times that each load is measured.")] = 3,
+    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Requests before each measurement.")] = 8,
+    seed: Annotated[int, typer.Option("--seed", help="Of the prompts.")] = 0,
+    max_failed: Annotated[
+        float, typer.Option("--max-failed", min=0, max=0.99, help="Share of the requests that may fail.")
+    ] = 0.0,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            "--slo",
+            metavar="NAME=MS,NAME=MS",
+            help="What a good request takes at most, of ttft, tpot, itl, e2e: --slo ttft=500,itl=50",
+        ),
+    ] = None,
+    python: ClientPythonOption = None,
+    tokenizer: TokenizerOption = None,
+    limit: LimitOption = USUAL_LIMIT,
+    json_: JsonOption = False,
 ) -> None:
-    """Prints a line for each measurement as it ends, then the table. Raises InvalidBenchError after that, when any of
-    them does not count."""
+    """Measure a running deployment, with prompts of a fixed length or a trace, and judge whether the figures count.
+
+    The client is `vllm bench serve`, or AIPerf, which replays traces. Engines, proxy and LMCache are read before and
+    after. The result is in $PDSERVE_HOME/NAME/bench. Exit 9 when a measurement is INVALID: docs/guides/bench.md has the
+    reasons, and the formats of traces.
+    """
+    if setup:
+        from pdserve.bench.clients import make_aiperf
+        from pdserve.operations.progress import ShownProgress
+        from pdserve.system.stop_signals import run_to_its_end
+
+        run_to_its_end(make_aiperf(os.environ, ShownProgress().note))
+        return
+    from pdserve.bench.clients import client_of
+    from pdserve.bench.result import new_folder
+    from pdserve.bench.run import Task
+    from pdserve.bench.run import bench as measure
+    from pdserve.operations.serving import serving
+    from pdserve.run.directory import home, new_run_id
+    from pdserve.system.stop_signals import run_to_its_end
+
+    asked = workload(
+        client=client,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        trace=trace,
+        sessions=sessions,
+        trace_block=trace_block,
+        session_header=session_header,
+        seed=seed,
+        warmup=warmup,
+        repeats=repeats,
+        max_failed=max_failed,
+        slo=read_slo(slo),
+    )
+    sent, loads, replayed = work(asked, concurrency, rate, requests, TimeLimits(duration, grace))
     deployment = serving(home(os.environ), name, "bench")
-    client = client_of(deployment.plan, workload, loads[0], trace, os.environ, python=python, tokenizer=tokenizer)
-    task = Task(workload, loads, client, limit_seconds, trace)
+    sender = client_of(deployment.plan, sent, loads[0], replayed, os.environ, python=python, tokenizer=tokenizer)
     folder = new_folder(home(os.environ), deployment.plan.name, new_run_id())
-    out = wide_console(stderr=as_json)
+    out = Output(stderr=json_)
 
     def show(measurement: Measurement) -> None:
-        out.print(Text(_line(measurement), style="" if measurement.verdict.valid else _INVALID))
+        out.line(_line(measurement), "" if measurement.verdict.valid else _INVALID)
 
-    result = run_to_its_end(bench(deployment, task, folder, show))
-    if as_json:
+    result = run_to_its_end(measure(deployment, Task(sent, loads, sender, limit, replayed), folder, show))
+    if json_:
         typer.echo(json.dumps({"folder": str(folder), **result.model_dump(mode="json")}, indent=2))
     else:
         _show(result, folder, out)
@@ -75,31 +171,31 @@ def _line(measurement: Measurement) -> str:
     return f"{what}, {figures.completed} of {figures.requests} requests, {figures.output_per_second:.1f} tokens/s"
 
 
-def _show(result: BenchResult, folder: Path, out: Console) -> None:
-    out.print(_latencies(result.measurements))
-    out.print(_rates(result))
-    out.print(windows(result))
+def _show(result: BenchResult, folder: Path, out: Output) -> None:
+    from pdserve.bench.result import RESULT
+
+    out.table(_latencies(result.measurements))
+    out.table(_rates(result))
+    out.table(windows(result))
     for line in _notes(result.measurements):
-        out.print(Text(line))
-    out.print(Text(f"result: {folder / RESULT}"))
-    out.print(Text(f"next: pdserve compare {folder.name} OTHER"))
+        out.line(line)
+    out.line(f"result: {folder / RESULT}")
+    out.line(f"next: pdserve compare {folder.name} OTHER")
 
 
-def _head(measurement: Measurement) -> tuple[str, Text]:
+def _head(measurement: Measurement) -> tuple[str, Cell]:
     verdict = measurement.verdict
-    return f"{measurement.load.title} #{measurement.repeat + 1}", Text(
-        verdict.status, style="green" if verdict.valid else _INVALID
-    )
+    style = "green" if verdict.valid else _INVALID
+    return f"{measurement.load.title} #{measurement.repeat + 1}", (verdict.status, style)
 
 
 def _latencies(measurements: Iterable[Measurement]) -> Table:
-    table = Table(title="milliseconds: mean / p50 / p90 / p95 / p99", header_style="bold")
-    for column in ("load", "verdict", "TTFT", "ITL", "TPOT", "E2E"):
-        table.add_column(column)
-    for each in measurements:
-        spreads = (each.figures.ttft, each.figures.itl, each.figures.tpot, each.figures.e2e)
-        table.add_row(*_head(each), *map(_spread, spreads))
-    return table
+    rows = (
+        (*_head(each), *map(_spread, (each.figures.ttft, each.figures.itl, each.figures.tpot, each.figures.e2e)))
+        for each in measurements
+    )
+    columns = ("load", "verdict", "TTFT", "ITL", "TPOT", "E2E")
+    return table(columns, rows, title="milliseconds: mean / p50 / p90 / p95 / p99")
 
 
 def _spread(spread: Spread | None) -> str:
@@ -109,10 +205,8 @@ def _spread(spread: Spread | None) -> str:
 
 
 def _rates(result: BenchResult) -> Table:
-    table = Table(title="per second; user: tokens that a user sees", header_style="bold")
     columns = ["load", "verdict", "requests", "output", "total", "output/GPU", "user 1000/ITL p50", "1000/mean TPOT"]
-    for column in [*columns, *(["goodput", "good"] if result.workload.slo else [])]:
-        table.add_column(column)
+    rows = []
     for each in result.measurements:
         figures = each.figures
         cells = [
@@ -125,23 +219,24 @@ def _rates(result: BenchResult) -> Table:
         ]
         if result.workload.slo:
             cells += [_number(figures.goodput), _share(figures.good_share)]
-        table.add_row(*_head(each), *cells)
-    return table
+        rows.append((*_head(each), *cells))
+    columns += ["goodput", "good"] if result.workload.slo else []
+    return table(columns, rows, title="per second; user: tokens that a user sees")
 
 
 def windows(result: BenchResult) -> Table:
     """Return the table of what pdserve counted in each measurement."""
-    table = Table(title="measured by pdserve over the same window", header_style="bold")
     theory = "-" if result.trace is None else f"{'~' if result.trace.estimated else ''}{result.trace.prefix_hit:.0%}"
-    columns = ("prompt tokens computed", f"prefix hit (theory {theory})", "received by decode", "computed by decode")
-    rest = ("KV moved, MiB / s", "LMCache had", "stored / loaded", "waiting", "KV use", "CPU client / proxy")
-    for column in ("load", "verdict", *columns, *rest):
-        table.add_column(column)
+    columns = (
+        *("load", "verdict", "prompt tokens computed", f"prefix hit (theory {theory})", "received by decode"),
+        *("computed by decode", "KV moved, MiB / s", "LMCache had", "stored / loaded", "waiting", "KV use"),
+        "CPU client / proxy",
+    )
+    rows = []
     for each in result.measurements:
         window = each.window
         written, read = window.lmcache.get("written"), window.lmcache.get("read")
-        table.add_row(
-            *_head(each),
+        cells = (
             _count(window.prefill.get("computed")),
             _share(window.prefix_hit),
             _count(window.decode.get("received")),
@@ -153,7 +248,8 @@ def windows(result: BenchResult) -> Table:
             _share(window.peaks.kv_usage),
             f"{_number(window.client_cpu.used)} / {_number(window.proxy_cpu.used)}",
         )
-    return table
+        rows.append((*_head(each), *cells))
+    return table(columns, rows, title="measured by pdserve over the same window")
 
 
 def _notes(measurements: Iterable[Measurement]) -> Iterator[str]:
@@ -208,9 +304,6 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
-USUAL_INPUT = 1024
-
-
 @dataclass(frozen=True)
 class TimeLimits:
     """The values of --duration and --grace."""
@@ -221,6 +314,10 @@ class TimeLimits:
 
 def workload(**typed: Any) -> Workload:
     """Return what is sent. The usual lengths are not for a trace. Raises BadParameter."""
+    from pydantic import ValidationError
+
+    from pdserve.bench.workload import USUAL_OUTPUT, ClientKind, Workload
+
     if typed["client"] not in (None, *get_args(ClientKind)):
         raise _bad_option("--client", f"{typed['client']!r} is no client: {' or '.join(get_args(ClientKind))}")
     if typed["trace"] is None:
@@ -238,6 +335,8 @@ def work(
     some: Workload, concurrencies: str | None, rates: str | None, requests: int | None, timed: TimeLimits
 ) -> tuple[Workload, tuple[Load, ...], RequestTrace | None]:
     """Return the workload with the digest of its trace, the loads, the trace. Raises BadParameter and RecipeError."""
+    from pdserve.bench.workload import with_trace
+
     if timed.grace_seconds is not None and timed.seconds is None:
         raise _bad_option("--grace", "it is the time after --duration: give both")
     if timed.seconds is not None and some.client == "vllm":
@@ -247,16 +346,18 @@ def work(
         if requests is not None:
             raise _bad_option("--requests", "a trace has its own requests: --sessions takes the first of its sessions")
         some, trace = with_trace(some)
-    chosen = loads(concurrencies, rates, requests if trace is None else trace.requests, timed)
+    chosen = read_loads(concurrencies, rates, requests if trace is None else trace.requests, timed)
     if trace is not None and (most := max((each.concurrency or 0 for each in chosen), default=0)) > len(trace.sessions):
         raise _bad_option("--concurrency", f"{len(trace.sessions)} sessions are never {most} at a time")
     return some, chosen, trace
 
 
-def loads(
+def read_loads(
     concurrencies: str | None, rates: str | None, requests: int | None, timed: TimeLimits | None = None
 ) -> tuple[Load, ...]:
     """Read loads such as `1,4,8` and `0.5,1`. Raises BadParameter."""
+    from pdserve.bench.workload import Load, usual_requests
+
     many = _numbers("--concurrency", concurrencies)
     if fraction := next((number for number in many if number != int(number)), None):
         raise _bad_option("--concurrency", f"{fraction:g} is no whole number")
@@ -272,8 +373,10 @@ def loads(
     return chosen
 
 
-def slo(text: str | None) -> dict[SloMetric, float]:
+def read_slo(text: str | None) -> dict[SloMetric, float]:
     """Read limits such as `ttft=500,itl=50`, in milliseconds. Raises BadParameter."""
+    from pdserve.bench.workload import SLO_MEANING, SloMetric
+
     limits: dict[SloMetric, float] = {}
     for part in filter(None, (part.strip() for part in (text or "").split(","))):
         name, _, value = part.partition("=")

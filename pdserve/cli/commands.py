@@ -1,4 +1,4 @@
-"""The `pdserve` command: its verbs (cli/verbs), and what becomes of a wrong command line or a reader that has gone."""
+"""The `pdserve` command: its verbs, and what becomes of a wrong command line or of a reader that has gone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from pdserve import __version__
+from pdserve.cli import author, bench, compare, look, operate, prove, recipe, run, status, sweep
 from pdserve.cli.options import OWN_CODES_OF_RUN
-from pdserve.cli.verbs import benches, deployment, house, proofs, recipe
 from pdserve.errors import RecipeError
 from pdserve.installed import proxy_build
 
@@ -58,7 +58,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-for group in (deployment, recipe, proofs, benches, house):
+for group in (run, status, look, recipe, author, prove, bench, sweep, compare, operate):
     app.add_typer(group.verbs)
 
 

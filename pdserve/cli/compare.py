@@ -1,4 +1,4 @@
-"""`pdserve compare` and `report`: tables and pages. Apart from verbs/benches.py for a fast --help."""
+"""Verbs that put measurements beside each other: `compare`, `report`."""
 
 from __future__ import annotations
 
@@ -6,28 +6,41 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from pdserve.bench.result import read_result
-from pdserve.cli.console import wide_console
+from pdserve.cli.options import JsonOption
+from pdserve.cli.output import Output, table
 from pdserve.errors import StateError
-from pdserve.report.page import Picture, check_matplotlib, comparison_page, pictures, report_page
-from pdserve.report.rows import read_report
-from pdserve.run.directory import home
-from pdserve.sweep.compare import (
-    Comparison,
-    FigureChange,
-    compare,
-    compare_sweeps,
-    is_sweep,
-    read_sweep,
-    shown_groups,
-    uncounted_figures,
-)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pdserve.report.page import Picture
+    from pdserve.sweep.compare import Comparison, FigureChange
+
+verbs = typer.Typer()
+
+
+@verbs.command()
+def compare(
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="A result of bench: its id, folder or file; or a sweep's folder.")
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one of the same kind.")],
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write it as a page of one file.", show_default=False),
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Compare two benchmarks: versions, hardware, recipe; then each figure, with the noise over repeats.
+
+    Of two sweeps, each point of one beside the point of the same settings of the other. A change within the noise is
+    shown in parentheses and is not called real. INVALID repeats are left out. The page needs the extra `report`.
+    """
+    run_compare(a, b, as_json=json_, page=html)
 
 
 def run_compare(a: str, b: str, *, as_json: bool, page: Path | None = None) -> None:
@@ -35,31 +48,38 @@ def run_compare(a: str, b: str, *, as_json: bool, page: Path | None = None) -> N
     where it is written as HTML too."""
     comparison, deployments = _compared(a, b)
     if page is not None:
+        from pdserve.report.page import check_matplotlib, comparison_page
+
         check_matplotlib()
         write_page(page, comparison_page((a, b), deployments, comparison), None, [], option="--html")
     if as_json:
         typer.echo(json.dumps(comparison.model_dump(mode="json"), indent=2))
         return
-    out = wide_console()
-    out.print(Text(f"A is {a}, B is {b}"))
+    out = Output()
+    out.line(f"A is {a}, B is {b}")
     _show_differences(comparison, out)
     for line in comparison.left_out:
-        out.print(Text(f"not compared: {line}", style="yellow"))
+        out.line(f"not compared: {line}", "yellow")
     for point in comparison.points:
-        out.print(changes_table(f"{point.letter}: {point.title}", point.changes))
-        out.print(Text(f"{point.letter}: {point.verdict}"))
+        out.table(changes_table(f"{point.letter}: {point.title}", point.changes))
+        out.line(f"{point.letter}: {point.verdict}")
     if any(change.judgement == "not judged" for point in comparison.points for change in point.changes):
-        out.print(Text("not judged: noise is known from two repeats on each side on (pdserve bench --repeats 3)"))
+        out.line("not judged: noise is known from two repeats on each side on (pdserve bench --repeats 3)")
     if comparison.points:
-        out.print(Text(comparison.verdict, style="bold"))
+        out.line(comparison.verdict, "bold")
     else:
-        out.print(Text("no load has valid measurements in both"))
+        out.line("no load has valid measurements in both")
     if page is not None:
-        out.print(Text(f"page: {page}"))
+        out.line(f"page: {page}")
 
 
 def _compared(a: str, b: str) -> tuple[Comparison, Sequence[str]]:
     """Compare two sweeps, or two results of bench; and name their deployments."""
+    from pdserve.bench.result import read_result
+    from pdserve.run.directory import home
+    from pdserve.sweep.compare import compare as compare_results
+    from pdserve.sweep.compare import compare_sweeps, is_sweep, read_sweep
+
     sweeps = [is_sweep(Path(each)) for each in (a, b)]
     if all(sweeps):
         points = read_sweep(Path(a)), read_sweep(Path(b))
@@ -72,21 +92,21 @@ def _compared(a: str, b: str) -> tuple[Comparison, Sequence[str]]:
         )
     else:
         results = [read_result(home(os.environ), each) for each in (a, b)]
-        comparison = compare(*results)
+        comparison = compare_results(*results)
     return comparison, list(dict.fromkeys(result.provenance.deployment for result in results))
 
 
-def _show_differences(comparison: Comparison, out: Console) -> None:
+def _show_differences(comparison: Comparison, out: Output) -> None:
     if not comparison.differences:
-        out.print(Text("the same versions, hardware and recipe"))
+        out.line("the same versions, hardware and recipe")
         return
     somewhere = any(each.points for each in comparison.differences)
-    table = Table("what differs", "A", "B", *(["points"] if somewhere else []), header_style="bold")
+    rows = []
     for each in comparison.differences:
-        cells = (each.what, each.a, each.b)
         where = "all" if len(each.points) in (0, len(comparison.points)) else ", ".join(each.points)
-        table.add_row(*(Text("-" if cell is None else cell) for cell in cells), *([where] if somewhere else []))
-    out.print(table)
+        cells = ("-" if cell is None else cell for cell in (each.what, each.a, each.b))
+        rows.append((*cells, *([where] if somewhere else [])))
+    out.table(table(("what differs", "A", "B", *(["points"] if somewhere else [])), rows))
 
 
 _STYLES = {"real": "bold", "within noise": "dim", "not judged": "yellow"}
@@ -95,30 +115,54 @@ _STYLES = {"real": "bold", "within noise": "dim", "not judged": "yellow"}
 def changes_table(title: str, changes: Sequence[FigureChange]) -> Table:
     """Return the table of all changes. A change that may be noise is in parentheses. What nothing was counted of on
     both sides is named below."""
-    table = Table(title=title, header_style="bold")
-    for column in ("figure", "A", "B", "change", "noise (99 %)", "judgement"):
-        table.add_column(column)
+    from rich.text import Text
+
+    from pdserve.sweep.compare import shown_groups, uncounted_figures
+
+    made = table(("figure", "A", "B", "change", "noise (99 %)", "judgement"), (), title=title)
     for group, its_changes in shown_groups(changes).items():
-        table.add_row(Text(group, style="italic"))
+        made.add_row(Text(group, style="italic"))
         for each in its_changes:
             noise = "-" if each.noise_share is None else f"±{each.noise_share:.1%}"
             change = "-" if each.change is None else f"{each.change:+.1%}"
             # It is not shown as a figure that a reader could quote.
             shown = change if each.judgement == "real" else f"({change})"
             judgement = Text(each.shown, style=_STYLES[each.judgement])
-            table.add_row(f"  {each.figure}, {each.unit}", f"{each.a:.2f}", f"{each.b:.2f}", shown, noise, judgement)
-        table.add_section()
+            made.add_row(f"  {each.figure}, {each.unit}", f"{each.a:.2f}", f"{each.b:.2f}", shown, noise, judgement)
+        made.add_section()
     if nothing := uncounted_figures(changes):
-        table.caption = f"0 on both sides: {', '.join(nothing)}"
-    return table
+        made.caption = f"0 on both sides: {', '.join(nothing)}"
+    return made
+
+
+@verbs.command()
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="Of sweeps and of results of bench.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = Path("report.html"),
+    pictures: Annotated[
+        Path | None, typer.Option("--pictures", metavar="FOLDER", help="Also write each picture as PNG and SVG.")
+    ] = None,
+) -> None:
+    """Write results of sweeps and benchmarks as a page of one file: provenance, pictures, figures, verdicts.
+
+    An INVALID measurement is marked in every table and picture, and no curve passes through it. The pictures need
+    matplotlib (extra `report`).
+    """
+    run_report(folders, out, pictures)
 
 
 def run_report(folders: Sequence[Path], out: Path, pictures_folder: Path | None) -> None:
     """Write the page of these folders, and their pictures. Raises PreflightError without matplotlib, StateError for
     folders without results and files not to be written."""
+    from pdserve.report.page import check_matplotlib, report_page
+    from pdserve.report.page import pictures as draw_pictures
+    from pdserve.report.rows import read_report
+
     check_matplotlib()
     report = read_report(folders)
-    drawn = pictures(report)
+    drawn = draw_pictures(report)
     write_page(out, report_page(report, drawn), pictures_folder, drawn, option="--out")
     typer.echo(f"{out}: {len(report.rows)} rows, {report.invalid} INVALID, {len(drawn)} pictures")
 

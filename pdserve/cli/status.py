@@ -1,33 +1,77 @@
-"""`pdserve status` and `status --watch`. Apart from verbs/deployment.py for a fast --help."""
+"""`pdserve status`: every process of a deployment, once or again and again (`--watch`)."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
+from pdserve.cli.options import JsonOption, NameArgument
+from pdserve.cli.output import Cell, Output
 from pdserve.errors import ServeError
-from pdserve.observe.metrics import EngineSnapshot, LmcacheSnapshot, ProxySnapshot, StoreSnapshot
-from pdserve.observe.status import StatusView, look
-from pdserve.observe.watch import DeploymentWatch, Frame, Latency
-from pdserve.operations.progress import EVENT_STYLES, event_text
-from pdserve.patches.record import merged_effects
-from pdserve.plan.build import RANDOM_PORT
-from pdserve.plan.model import Exposure
 from pdserve.printable import printable, size_text
-from pdserve.run.directory import LIVES_SECONDS, Silence, find, home
-from pdserve.system.stop_signals import hold_stops, let_signals_interrupt
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+    from pdserve.observe.metrics import EngineSnapshot, LmcacheSnapshot, ProxySnapshot, StoreSnapshot
+    from pdserve.observe.status import StatusView
+    from pdserve.observe.watch import Frame, Latency
+    from pdserve.plan.model import Exposure
+    from pdserve.run.directory import Silence
+
+verbs = typer.Typer()
+
+
+@verbs.command()
+def status(
+    name: NameArgument = None,
+    json_: JsonOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C, with what happened in the last minute.")
+    ] = False,
+    interval: Annotated[
+        float | None,
+        typer.Option("--interval", min=0.5, metavar="SECONDS", help="With --watch: every 2 s unless given."),
+    ] = None,
+) -> None:
+    """Show the state of every process, and what the engines report. Exit 5 when degraded or failed.
+
+    With --watch: on a terminal a table that is redrawn, otherwise plain lines, with --json a line of JSON each time.
+    """
+    if watch:
+        run_watch(name, as_json=json_, interval=2.0 if interval is None else interval)
+        return
+    if interval is not None:
+        raise typer.BadParameter("--interval belongs to --watch")
+    from pdserve.observe.status import look
+    from pdserve.run.directory import find, home
+
+    view = look(find(home(os.environ), name))
+    if json_:
+        typer.echo(json.dumps(view.to_json(), indent=2))
+    else:
+        show_status(view)
+    if not view.healthy:
+        raise typer.Exit(ServeError.exit_code)
+
+
+def show_status(view: StatusView) -> None:
+    """Print the head, a row for each process, and the ports that are open without a key."""
+    out = Output()
+    for line in head(view):
+        out.line(line)
+    out.rows(_COLUMNS, (_row(view, name) for name in view.state.processes))
+    for line in _open_ports(view):
+        out.line(line, "dim")
+
 
 _COLUMNS = ("process", "role", "node", "pid", "state", "uptime", "ports", "report")
 STATE_STYLES = {
@@ -40,29 +84,8 @@ STATE_STYLES = {
 }
 
 
-def run_status(name: str | None, *, as_json: bool) -> None:
-    """Exit 0 only for a deployment that is ready; ServeError's code for every other one."""
-    view = look(find(home(os.environ), name))
-    _print(view, as_json=as_json)
-    if not view.healthy:
-        raise typer.Exit(ServeError.exit_code)
-
-
-def _print(view: StatusView, *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(view.to_json(), indent=2))
-    elif sys.stdout.isatty():
-        Console().print(_render(view))
-    else:
-        _print_lines(view)
-
-
 def head(view: StatusView) -> list[str]:
-    """Return what is above the table, as a terminal may have it: reasons of others are in it."""
-    return list(map(printable, _head(view)))
-
-
-def _head(view: StatusView) -> list[str]:
+    """Return what is above the table."""
     state = view.state
     lines = [f"{state.name}: {view.phase}" + (f" ({state.note})" if state.note else "")]
     if state.change:
@@ -84,6 +107,8 @@ def _head(view: StatusView) -> list[str]:
 
 
 def _silent_launcher(view: StatusView, silence: Silence) -> str:
+    from pdserve.run.directory import LIVES_SECONDS
+
     state = view.state
     launcher = f"launcher: PID {state.launcher.pid} on {state.host}"
     if silence.stopped:
@@ -114,6 +139,8 @@ def _cgroups(view: StatusView) -> Iterator[str]:
 
 def _patches(view: StatusView) -> Iterator[str]:
     """Yield the patches of the plan, then what is out of the ordinary about them, then what they have done."""
+    from pdserve.patches.record import merged_effects
+
     planned = sorted({patch for process in view.plan.processes for patch in process.patches})
     if planned:
         yield f"patches: {', '.join(planned)}"
@@ -130,21 +157,19 @@ def _patches(view: StatusView) -> Iterator[str]:
             yield f"patch effects of {name}: {'; '.join(counted)}"
 
 
-def _row(view: StatusView, name: str) -> tuple[str, ...]:
-    """Return a row as a terminal may have it: progress and reasons are lines of logs."""
+def _row(view: StatusView, name: str) -> tuple[Cell, ...]:
     process = view.state.processes[name]
     uptime = view.uptime(name)
-    cells = (
+    return (
         name,
         process.role,
         process.node,
         str(process.id.pid) if process.id else "-",
-        process.phase,
+        (process.phase, STATE_STYLES.get(process.phase, "")),
         "-" if uptime is None else duration(uptime),
         " ".join(f"{purpose}:{port}" for purpose, port in view.ports(name).items()),
         _report(view, name),
     )
-    return tuple(map(printable, cells))
 
 
 def _report(view: StatusView, name: str) -> str:
@@ -214,39 +239,15 @@ def duration(seconds: float) -> str:
 def _open_ports(view: StatusView) -> list[str]:
     """Return what a running deployment leaves open; nothing of one that is over is."""
     exposed = view.plan.exposed if view.left or view.launcher_lives else ()
-    lines = [f"open without key: {_address(exposure)} {exposure.process}: {exposure.what}" for exposure in exposed]
-    return list(map(printable, lines))
+    return [f"open without key: {_address(exposure)} {exposure.process}: {exposure.what}" for exposure in exposed]
 
 
 def _address(exposure: Exposure) -> str:
+    from pdserve.plan.build import RANDOM_PORT
+
     if exposure.port == RANDOM_PORT:
         return f"{exposure.address} (port chosen at start)"
     return f"{exposure.address}:{exposure.port}" + (f"-{exposure.last_port}" if exposure.last_port else "")
-
-
-def _render(view: StatusView) -> Table:
-    outer = Table.grid()
-    for line in head(view):
-        outer.add_row(Text(line))
-    table = Table(*_COLUMNS, header_style="bold")
-    for name in view.state.processes:
-        row = _row(view, name)
-        table.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in row))
-    outer.add_row(table)
-    for line in _open_ports(view):
-        outer.add_row(Text(line, style="dim"))
-    return outer
-
-
-def _print_lines(view: StatusView) -> None:
-    """Print for a pipe: one process a line, tab separated, then what is open."""
-    for line in head(view):
-        typer.echo(line)
-    typer.echo("\t".join(_COLUMNS))
-    for name in view.state.processes:
-        typer.echo("\t".join(_row(view, name)))
-    for line in _open_ports(view):
-        typer.echo(line)
 
 
 _EVENTS = 8
@@ -263,22 +264,20 @@ _LEGEND = (
 
 def run_watch(name: str | None, *, as_json: bool, interval: float) -> None:
     """Ends with Ctrl-C, a TERM or a closed terminal, or with the error that ends the deployment's record."""
+    from pdserve.observe.watch import DeploymentWatch
+    from pdserve.run.directory import home
+
     watch = DeploymentWatch(home(os.environ), name)
     if sys.stdout.isatty() and not as_json:
+        from rich.live import Live
+
+        from pdserve.system.stop_signals import let_signals_interrupt
+
         let_signals_interrupt()
-        live = Live(render(watch.look()), auto_refresh=False, screen=True)
-        try:  # not `with`: a screen that is half taken is not given back
-            with hold_stops(), contextlib.suppress(OSError):  # a terminal that is closed takes nothing
-                live.start(refresh=True)
-            while sys.stdout.isatty():
+        with Live(render(watch.look()), auto_refresh=False, screen=True) as live:
+            while True:
                 time.sleep(interval)
-                shown = render(watch.look())
-                with contextlib.suppress(OSError):
-                    live.update(shown, refresh=True)
-            raise KeyboardInterrupt  # closed, and no HUP came: it was not the terminal of this session
-        finally:
-            with contextlib.suppress(OSError):
-                live.stop()
+                live.update(render(watch.look()), refresh=True)
     while True:
         frame = watch.look()
         typer.echo(json.dumps(frame.to_json()) if as_json else "\n".join([*plain(frame), ""]))
@@ -288,7 +287,12 @@ def run_watch(name: str | None, *, as_json: bool, interval: float) -> None:
 
 def render(frame: Frame) -> Group:
     """Render a frame for a terminal. What needs a look comes first: where the terminal ends, the rest is not shown."""
-    first, *rest = heading(frame.view)
+    from rich.console import Group
+    from rich.text import Text
+
+    from pdserve.operations.progress import EVENT_STYLES
+
+    first, *rest = map(printable, heading(frame.view))
     parts: list[Text | Table] = [Text(f"{datetime.now():%H:%M:%S} {first}", style=_PHASE_STYLES[frame.view.healthy])]
     parts += [Text(line) for line in (*rest, *traffic_lines(frame))]
     parts += [Text(line, style="yellow") for line in notes(frame)]
@@ -304,7 +308,7 @@ def render(frame: Frame) -> Group:
 
 def plain(frame: Frame) -> list[str]:
     """Return a frame's lines for a pipe: a process a line, cells by tabs; of the events only the new ones."""
-    lines = [*heading(frame.view), *traffic_lines(frame), "\t".join(_ENGINE_COLUMNS)]
+    lines = [*map(printable, heading(frame.view)), *traffic_lines(frame), "\t".join(_ENGINE_COLUMNS)]
     lines += ["\t".join(cells) for cells in engine_rows(frame).values()]
     if caches := cache_rows(frame):
         lines += ["\t".join(_CACHE_COLUMNS), *("\t".join(cells) for cells in caches.values())]
@@ -406,6 +410,9 @@ def notes(frame: Frame) -> list[str]:
 
 def _table(frame: Frame, columns: Sequence[str], rows: Rows) -> Table:
     """Return the table of processes; what is not ready comes first."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for name in sorted(rows, key=lambda name: frame.view.state.processes[name].phase == "ready"):
         table.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in rows[name]))
@@ -413,6 +420,8 @@ def _table(frame: Frame, columns: Sequence[str], rows: Rows) -> Table:
 
 
 def _event_line(event: dict[str, Any]) -> str | None:
+    from pdserve.operations.progress import event_text
+
     text = event_text(event)
     return None if text is None else printable(f"{datetime.fromtimestamp(event['at']):%H:%M:%S} {text}")
 

@@ -1,4 +1,4 @@
-"""`pdserve sweep`: the plan, its points, arrays of Slurm. Apart from verbs/benches.py for a fast --help."""
+"""`pdserve sweep`: the plan, its points, arrays of Slurm."""
 
 from __future__ import annotations
 
@@ -6,42 +6,79 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from pdserve.cli.console import wide_console
+from pdserve.cli.options import USUAL_LIMIT, ClientPythonOption, LimitOption, ThisMachineOption, TokenizerOption
+from pdserve.cli.output import Cell, Output, table
 from pdserve.errors import InvalidSweepError
-from pdserve.operations.progress import ShownProgress
-from pdserve.plan.sbatch import RenderedArray
-from pdserve.reach.slurm import SlurmTask
-from pdserve.run.directory import home
-from pdserve.sweep.file import (
-    PlannedSweep,
-    Point,
-    Variant,
-    by_deployment,
-    constant_settings,
-    constant_work,
-    letters,
-    load_sweep,
-    resolve,
-    select_deployment,
-    title_of_varied,
-)
-from pdserve.sweep.record import PointRecord, SweepFolder, records_in
-from pdserve.sweep.run import (
-    Estimate,
-    SweepOptions,
-    SweepRunner,
-    estimate,
-    is_measured_here,
-    points_to_run,
-    stale_points,
-)
-from pdserve.sweep.slurm import ArrayFollower, OnPoint, check_none_runs, list_unfinished, scripts, submit_arrays
+
+if TYPE_CHECKING:
+    from pdserve.plan.sbatch import RenderedArray
+    from pdserve.reach.slurm import SlurmTask
+    from pdserve.sweep.file import PlannedSweep, Point, Variant
+    from pdserve.sweep.record import PointRecord, SweepFolder
+    from pdserve.sweep.run import Estimate, SweepOptions
+    from pdserve.sweep.slurm import OnPoint
+
+verbs = typer.Typer()
+
+
+@verbs.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP", help="The sweep file (YAML).", show_default=False)],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the points, their order and the estimated time.")
+    ] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Measure points that are INVALID again.")] = False,
+    slurm: Annotated[
+        bool,
+        typer.Option("--slurm", help="Submit it to Slurm as a job array, a task for each deployment, and follow it."),
+    ] = False,
+    at_once: Annotated[
+        int | None, typer.Option("--at-once", min=1, metavar="N", help="With --slurm: tasks that run at a time.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="With --slurm: return once it is submitted.")] = False,
+    deployment: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            metavar="ID",
+            help="Only the points of this deployment, by the id that --dry-run prints; it gets a name of its own, so "
+            "that others of the sweep can run beside it.",
+        ),
+    ] = None,
+    this_machine: ThisMachineOption = False,
+    python: ClientPythonOption = None,
+    tokenizer: TokenizerOption = None,
+    limit: LimitOption = USUAL_LIMIT,
+) -> None:
+    """Measure every point of a sweep file: lists over keys of a recipe, workloads and loads.
+
+    It runs on this machine, inside a Slurm job on the job's nodes, with --slurm as job arrays. A deployment is started
+    once for all of its points, or anew for each where only that empties its caches. A point that was measured is not
+    measured again: the same command goes on after a crash. Exit 12 when a point is INVALID or was not measured:
+    docs/guides/sweep.md has the format.
+    """
+    from pdserve.sweep.run import SweepOptions
+
+    for option, typed in {"--at-once": at_once is not None, "--detach": detach}.items():
+        if typed and not slurm:
+            raise typer.BadParameter(f"{option} belongs to --slurm")
+    for option, typed in {"--only": deployment is not None, "--this-machine": this_machine}.items():
+        if typed and slurm:
+            raise typer.BadParameter(
+                f"--slurm submits the deployments as tasks, {option} runs here: give one of the two"
+            )
+    run_sweep(
+        file,
+        SweepOptions(python, tokenizer, limit, this_machine),
+        dry=dry_run,
+        retry=retry,
+        deployment=deployment,
+        array=ArrayOptions(at_once, detach) if slurm else None,
+    )
 
 
 def run_sweep(
@@ -55,23 +92,29 @@ def run_sweep(
 ) -> None:
     """Prints the plan, then a line for each point. `deployment`: only the points of that one, which gets a name of its
     own; `array`: as arrays of Slurm. Raises InvalidSweepError after the last point, when any is INVALID or lacks."""
+    from pdserve.operations.progress import ShownProgress
+    from pdserve.run.directory import home
+    from pdserve.sweep.file import load_sweep, resolve, select_deployment
+    from pdserve.sweep.record import SweepFolder, records_in
+    from pdserve.sweep.run import SweepRunner, estimate, is_measured_here, points_to_run, stale_points
+
     whole = resolve(load_sweep(file), os.environ)
     root = home(os.environ)
     folder = SweepFolder.of(root, whole.folder_name, whole.loaded.sweep.name)
     planned = whole if deployment is None else select_deployment(whole, deployment, os.environ)
-    out = wide_console(stderr=dry and array is not None, goes_on=not dry)
+    out = Output(stderr=dry and array is not None, goes_on=not dry)
     stale = stale_points(planned, folder, measured_here=array is None and is_measured_here(folder, os.environ))
     some = points_to_run(planned, folder, stale, retry=retry)
     former = list(records_in(folder.path).values())
     _show_points(planned, some, {record.id: record for record in former}, out)
     for why, numbers in _by_reason(planned, stale).items():
-        out.print(Text(f"measured again: {numbers}: {why}", style="yellow"))
-    out.print(Text(_time_left(estimate(some, former, planned.starts(some)), some)))
+        out.line(f"measured again: {numbers}: {why}", "yellow")
+    out.line(_time_left(estimate(some, former, planned.starts(some)), some))
 
     def show(point: Point, record: PointRecord) -> None:
-        out.print(Text(f"{point.title}: {record.status}", style=STATUS_STYLES[record.status]))
+        out.line(f"{point.title}: {record.status}", STATUS_STYLES[record.status])
         for reason in record.reasons:
-            out.print(Text(f"  {reason.check}: {reason.text}"))
+            out.line(f"  {reason.check}: {reason.text}")
 
     states: Mapping[str, SlurmTask] = {}
     if array is not None:
@@ -93,22 +136,28 @@ def _conclude(
     planned: PlannedSweep,
     folder: SweepFolder,
     states: Mapping[str, SlurmTask],
-    out: Console,
+    out: Output,
 ) -> None:
     """Print what all tasks have measured so far, whichever of them ends last; then an error for what does not count."""
+    from pdserve.sweep.file import letters
+    from pdserve.sweep.slurm import list_unfinished
+
     records = [record for point in whole.points if (record := folder.read(point)) is not None]
     valid = sum(record.status == "VALID" for record in records)
     lacking = len(whole.points) - len(records)
     left = f", {lacking} not measured" if lacking else ""
-    out.print(Text(f"{valid} of {len(whole.points)} points are VALID{left}: {folder.path}"))
-    out.print(Text(f"next: pdserve report {folder.path}"))
+    out.line(f"{valid} of {len(whole.points)} points are VALID{left}: {folder.path}")
+    out.line(f"next: pdserve report {folder.path}")
     here = [record for record in records if record.id in {point.id for point in planned.points}]
     _raise_for_points(planned, here, list_unfinished(planned, folder, letters(whole.points), states), folder)
 
 
-def _show_unfinished(planned: PlannedSweep, folder: SweepFolder, out: Console) -> None:
+def _show_unfinished(planned: PlannedSweep, folder: SweepFolder, out: Output) -> None:
+    from pdserve.sweep.file import letters
+    from pdserve.sweep.slurm import list_unfinished
+
     for line in list_unfinished(planned, folder, letters(planned.points), {}):
-        out.print(Text(line, style="yellow"))
+        out.line(line, "yellow")
 
 
 def _raise_for_points(
@@ -144,41 +193,42 @@ STATUS_STYLES = {"VALID": "green", "INVALID": "bold red", "to run": ""}
 
 
 def _show_points(
-    planned: PlannedSweep, some: Collection[Point], former: Mapping[str, PointRecord], out: Console
+    planned: PlannedSweep, some: Collection[Point], former: Mapping[str, PointRecord], out: Output
 ) -> None:
     """Print what is the same at all points once, each deployment once, then a short row for each point."""
+    from pdserve.sweep.file import by_deployment, constant_settings, constant_work, letters, title_of_varied
+
     points, name = planned.points, planned.loaded.sweep.name
     short, constant, work = letters(points), constant_settings(points), constant_work(points)
-    out.print(Text(f"{name}: {len(points)} points on {len(short)} deployments, in their order", style="bold"))
+    out.line(f"{name}: {len(points)} points on {len(short)} deployments, in their order", "bold")
     same = [*(f"{key}={value}" for key, value in constant), *work]
     if same:
-        out.print(Text(f"the same at all points: {', '.join(same)}"))
+        out.line(f"the same at all points: {', '.join(same)}")
     for deployment, letter in short.items():
-        out.print(Text(f"{letter} {deployment.digest}: {title_of_varied(deployment, constant)}"))
+        out.line(f"{letter} {deployment.digest}: {title_of_varied(deployment, constant)}")
     for why, some_letters in _by_cause(planned, some, short).items():
-        out.print(Text(f"a new start before each point, to empty the caches of {', '.join(some_letters)}: {why}"))
+        out.line(f"a new start before each point, to empty the caches of {', '.join(some_letters)}: {why}")
     with_work, with_repeats = len({p.work for p in points}) > 1, len({p.workload.repeats for p in points}) > 1
-    table = Table(header_style="bold")
-    for column in ("", "deployment", *(["work"] if with_work else []), "load"):
-        table.add_column(column)
-    for column in (*(["repeats"] if with_repeats else []), "state"):
-        table.add_column(column)
-    number = 0
+    columns = (
+        "",
+        "deployment",
+        *(["work"] if with_work else []),
+        "load",
+        *(["repeats"] if with_repeats else []),
+        "state",
+    )
+    rows: list[tuple[Cell, ...]] = []
     for deployment, its_points in by_deployment(points):
         for place, point in enumerate(its_points):
-            number += 1
             state = "to run" if point in some else former[point.id].status if point.id in former else "not run"
-            table.add_row(
-                str(number),
-                short[deployment] if place == 0 else '"',
-                *([Text(point.work)] if with_work else []),
-                point.load.title,
-                *([str(point.workload.repeats)] if with_repeats else []),
-                Text(state, style=STATUS_STYLES.get(state, "")),
-            )
-    out.print(table)
+            cells = [str(len(rows) + 1), short[deployment] if place == 0 else '"']
+            cells += [point.work] if with_work else []
+            cells.append(point.load.title)
+            cells += [str(point.workload.repeats)] if with_repeats else []
+            rows.append((*cells, (state, STATUS_STYLES.get(state, ""))))
+    out.table(table(columns, rows))
     if (distinct := len(planned.recipes)) < planned.combinations:
-        out.print(Text(f"{planned.combinations} combinations are {distinct} different recipes"))
+        out.line(f"{planned.combinations} combinations are {distinct} different recipes")
 
 
 def _by_cause(
@@ -245,11 +295,13 @@ def run_in_slurm(
     *,
     dry: bool,
     retry: bool,
-    out: Console,
+    out: Output,
     on_point: OnPoint,
 ) -> Mapping[str, SlurmTask] | None:
     """Submits what is missing, and follows it. The last state of each task; None: nothing was followed. `out`: with
     `dry` it is stderr, because the scripts go to stdout."""
+    from pdserve.sweep.slurm import ArrayFollower, check_none_runs, scripts, submit_arrays
+
     arrays = scripts(planned, some, words_of(planned.loaded.path, options, retry=retry), at_once=array.at_once)
     _show_tasks(planned, arrays, array.at_once, out)
     if dry:
@@ -261,7 +313,7 @@ def run_in_slurm(
     check_none_runs(folder)
 
     def show(line: str) -> None:
-        out.print(Text(line))
+        out.line(line)
 
     records = submit_arrays(arrays, folder, show, one_after_other=array.at_once is not None)
     if array.detach:
@@ -284,10 +336,12 @@ def words_of(file: Path, options: SweepOptions, *, retry: bool) -> list[str]:
     return [*words, *(["--retry"] if retry else [])]
 
 
-def _show_tasks(planned: PlannedSweep, arrays: Sequence[RenderedArray], at_once: int | None, out: Console) -> None:
+def _show_tasks(planned: PlannedSweep, arrays: Sequence[RenderedArray], at_once: int | None, out: Output) -> None:
+    from pdserve.sweep.file import letters
+
     short = {deployment.digest: letter for deployment, letter in letters(planned.points).items()}
     for number, each in enumerate(arrays, start=1):
         tasks = ", ".join(f"{place} = {short[member.id]}" for place, member in enumerate(each.members))
         limit = "" if at_once is None else f", {min(at_once, len(each.members))} at a time"
         nodes = "1 node" if each.nodes == 1 else f"{each.nodes} nodes"
-        out.print(Text(f"array {number} of {len(arrays)}, {nodes} a task{limit}: task {tasks}"))
+        out.line(f"array {number} of {len(arrays)}, {nodes} a task{limit}: task {tasks}")

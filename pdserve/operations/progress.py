@@ -18,7 +18,7 @@ from pdserve.run.directory import RunDir
 
 EVENT_STYLES = {"ready": "green", "died": "bold red", "late": "bold red", "failed": "bold red", "up": "bold green"}
 _QUIET_SECONDS = 15.0
-"""ShownProgress of one process is printed at most so often; other news always."""
+"""Progress of one process is printed at most so often; other news always."""
 
 
 class ProgressTerminal(Console):

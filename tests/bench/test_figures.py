@@ -81,15 +81,15 @@ def test_a_request_is_good_when_it_keeps_the_limit(metric: SloMetric, limit: flo
 
 
 def test_lists_of_loads() -> None:
-    assert bench_options.loads("1, 8,8", "0.5", None) == (
+    assert bench_options.read_loads("1, 8,8", "0.5", None) == (
         Load(concurrency=1, requests=32),
         Load(concurrency=8, requests=80),
         Load(rate=0.5, requests=32),
     )
-    assert bench_options.loads("4", None, 7) == (Load(concurrency=4, requests=7),)
+    assert bench_options.read_loads("4", None, 7) == (Load(concurrency=4, requests=7),)
 
 
 @each_row("text", ["ttft", "ttft=", "ttft=0", "ttft=-1", "ttft=inf", "ttft=nan", "latency=5", "=5"])
 def test_an_slo_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is no limit"):
-        bench_options.slo(text)
+        bench_options.read_slo(text)

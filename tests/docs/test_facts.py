@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 
 from pdserve import errors
-from pdserve.cli.doctor import CAUSE_SEEN
+from pdserve.cli.look import CAUSE_SEEN
 from pdserve.logs.known_causes import RULES
 from tests.docs.markdown import (
     EXIT_CODES,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from pdserve.cli import doctor
+from pdserve.cli.look import doctor
 from pdserve.doctor import bundle
 from pdserve.doctor.bundle import members
 from pdserve.doctor.redaction import FORMS, REMOVED, Form, redact, redact_json
@@ -53,7 +53,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 def bundled(run: RunDir, target: Path, *, logs: bool = True) -> dict[str, str]:
     """Name -> text of every file of the archive, in its order."""
     with pytest.raises(typer.Exit) as ended:
-        doctor.run(str(run.path), as_json=False, bundle=target, logs=logs)
+        doctor(str(run.path), json_=False, bundle=target, logs=logs)
     assert ended.value.exit_code == 10
     with tarfile.open(target) as archive:
         texts = {}
@@ -70,7 +70,7 @@ def test_logs_are_in_it_on_request_alone(run: RunDir, tmp_path: Path, capsys: py
     assert not any(name.startswith("logs/") for name in texts)
     assert "--logs" in capsys.readouterr().err
     with pytest.raises(typer.BadParameter, match="--bundle"):
-        doctor.run(str(run.path), as_json=False, bundle=None, logs=True)
+        doctor(str(run.path), json_=False, bundle=None, logs=True)
 
 
 def test_its_list_is_first_and_true(run: RunDir, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_it_is_its_users_alone_and_replaces_nothing(run: RunDir, tmp_path: Path)
     assert file.stat().st_mode & 0o777 == 0o600
     before = file.read_bytes()
     with pytest.raises(StateError, match="there already") as refused:
-        doctor.run(str(run.path), as_json=False, bundle=file)
+        doctor(str(run.path), json_=False, bundle=file)
     assert "new-issue.tar.gz" in str(refused.value.todo)
     assert file.read_bytes() == before
 

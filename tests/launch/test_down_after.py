@@ -11,11 +11,13 @@ from typing import Any, cast
 
 import pytest
 
+from pdserve.cli.run import restart
 from pdserve.errors import StateError
-from pdserve.operations import down, restart, up
+from pdserve.operations import down, up
 from pdserve.operations.look import CheckedPlan
 from pdserve.operations.progress import ShownProgress
 from pdserve.plan.model import Plan, Versions
+from pdserve.run import inbox
 from pdserve.run.directory import RunDir
 from pdserve.run.inbox import Reply
 from pdserve.run.state import NodeState
@@ -77,7 +79,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         waited.append(seconds)
         raise StateError("asked")
 
-    for verb in (up, down, restart):
+    for verb in (up, down, inbox):
         monkeypatch.setattr(verb, "ask", ask)
     return waited
 
@@ -103,7 +105,7 @@ def test_down_lets_the_proxy_drain_and_the_other_stages_stop(run: RunDir, asked:
 @pytest.mark.parametrize("name", ["proxy", "decode-0"])
 def test_restart_lets_requests_finish_first(run: RunDir, asked: list[float], name: str) -> None:
     with pytest.raises(StateError):
-        restart.restart(name, "test")
+        restart(name, "test")
     assert asked[0] > DRAIN + planned().timeouts.engine_seconds * (name != "proxy")
 
 

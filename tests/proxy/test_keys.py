@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from pdserve.cli import new_key
 from pdserve.cli.commands import app
+from pdserve.cli.operate import new_key
 from pdserve.errors import RecipeError
 from pdserve.pd import file_reads
 from pdserve.pd.errors import ApiError
@@ -203,7 +203,7 @@ LIMITLESS: dict[str, Any] = {"max_requests": None, "requests_per_minute": None, 
 
 def test_a_file_that_cannot_be_written_prints_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RecipeError, match="the key cannot be saved"):
-        new_key.run("a", tmp_path / "nowhere" / "keys.jsonl", **LIMITLESS)
+        new_key("a", tmp_path / "nowhere" / "keys.jsonl", **LIMITLESS)
     assert capsys.readouterr().out == ""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import typer
 
-from pdserve.cli.proofs import load_options
+from pdserve.cli.prove import load_options
 from pdserve.errors import NotProvenError, VerifyError
 from pdserve.observe.metrics import view_client
 from pdserve.recipe.model import Verify
