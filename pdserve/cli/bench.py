@@ -19,7 +19,7 @@ from pdserve.cli.options import (
     NameArgument,
     TokenizerOption,
 )
-from pdserve.cli.output import Cell, Output, table
+from pdserve.cli.output import Cell, VerbOutput, table
 from pdserve.errors import InvalidBenchError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def bench(
     deployment = serving(home(os.environ), name, "bench")
     sender = client_of(deployment.plan, sent, loads[0], replayed, os.environ, python=python, tokenizer=tokenizer)
     folder = new_folder(home(os.environ), deployment.plan.name, new_run_id())
-    out = Output(stderr=json_)
+    out = VerbOutput(stderr=json_)
 
     def show(measurement: Measurement) -> None:
         out.line(_line(measurement), "" if measurement.verdict.valid else _INVALID)
@@ -171,7 +171,7 @@ def _line(measurement: Measurement) -> str:
     return f"{what}, {figures.completed} of {figures.requests} requests, {figures.output_per_second:.1f} tokens/s"
 
 
-def _show(result: BenchResult, folder: Path, out: Output) -> None:
+def _show(result: BenchResult, folder: Path, out: VerbOutput) -> None:
     from pdserve.bench.result import RESULT
 
     out.table(_latencies(result.measurements))

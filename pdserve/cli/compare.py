@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdserve.cli.options import JsonOption
-from pdserve.cli.output import Output, table
+from pdserve.cli.output import VerbOutput, table
 from pdserve.errors import StateError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def run_compare(a: str, b: str, *, as_json: bool, page: Path | None = None) -> N
     if as_json:
         typer.echo(json.dumps(comparison.model_dump(mode="json"), indent=2))
         return
-    out = Output()
+    out = VerbOutput()
     out.line(f"A is {a}, B is {b}")
     _show_differences(comparison, out)
     for line in comparison.left_out:
@@ -96,7 +96,7 @@ def _compared(a: str, b: str) -> tuple[Comparison, Sequence[str]]:
     return comparison, list(dict.fromkeys(result.provenance.deployment for result in results))
 
 
-def _show_differences(comparison: Comparison, out: Output) -> None:
+def _show_differences(comparison: Comparison, out: VerbOutput) -> None:
     if not comparison.differences:
         out.line("the same versions, hardware and recipe")
         return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdserve.cli.options import JsonOption
-from pdserve.cli.output import Output
+from pdserve.cli.output import VerbOutput
 from pdserve.errors import NotOursError, StateError
 from pdserve.printable import printable, size_text
 
@@ -244,7 +244,7 @@ def _diagnosis_document(records: RunRecords, diagnoses: list[Diagnosis]) -> dict
 
 
 def _show_diagnoses(records: RunRecords, diagnoses: list[Diagnosis]) -> None:
-    out = Output()
+    out = VerbOutput()
     for line, style in _diagnosis_lines(records, diagnoses):
         out.line(line, style)
 

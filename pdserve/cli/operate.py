@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pdserve.cli.options import JsonOption, NameArgument, SetOption, UnsetOption
-from pdserve.cli.output import Output
+from pdserve.cli.output import VerbOutput
 from pdserve.errors import NotOursError, RecipeError, StateError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def patches(name: NameArgument = None, json_: JsonOption = False) -> None:
         document = {"versions": installed(), "run": str(run_dir.path) if run_dir else None, "patches": rows}
         typer.echo(json.dumps(document, indent=2))
         return
-    out = Output()
+    out = VerbOutput()
     for row in rows:
         for line, style in _patch_lines(row):
             out.line(line, style)

@@ -31,7 +31,7 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[Cell]], *, title: str 
     return made
 
 
-class Output:
+class VerbOutput:
     """Lines and tables of a verb."""
 
     def __init__(self, *, stderr: bool = False, goes_on: bool = False) -> None:

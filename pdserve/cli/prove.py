@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdserve.cli.options import JsonOption, NameArgument
-from pdserve.cli.output import Output
+from pdserve.cli.output import VerbOutput
 from pdserve.errors import StateError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def verify(
     if json_:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
-        out = Output()
+        out = VerbOutput()
         for line, style in _report_lines(report):
             out.line(line, style)
     report.raise_for_status()

@@ -20,7 +20,7 @@ from pdserve.cli.options import (
     UnsetOption,
     check_place_options,
 )
-from pdserve.cli.output import Output
+from pdserve.cli.output import VerbOutput
 from pdserve.errors import PreflightError, RecipeError, StateError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def plan(
     if json_:
         typer.echo(sizing.model_dump_json(indent=2))
     else:
-        out = Output()
+        out = VerbOutput()
         for of, label, value in sizing_rows(sizing):
             out.line(f"{of}: {label}: {value}")
         for crossing in sizing.crossings:
@@ -189,7 +189,7 @@ def preflight(
     loaded = load(recipe, set_ or [], unset or [])
     words = recipe_words(recipe, set_ or [], unset or [])
     there = choose_destination(loaded, cluster, this_machine=this_machine, words=words)
-    progress = Output(stderr=True)
+    progress = VerbOutput(stderr=True)
     for warning in there.warnings:
         progress.line(f"warning: {warning}")
     all_findings = find_all(loaded, there, progress.line, fabric=fabric, min_gbps=min_gbps)
@@ -197,7 +197,7 @@ def preflight(
     if json_:
         typer.echo(json.dumps([finding.model_dump() for finding in findings], indent=2))
     else:
-        out = Output()
+        out = VerbOutput()
         for finding in _collapse_findings(findings):
             shown = finding.model_copy(update={"value": _value(finding, loaded)})
             out.line(shown.line(), _STYLES[finding.status])

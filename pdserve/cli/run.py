@@ -22,7 +22,7 @@ from pdserve.cli.options import (
     UnsetOption,
     check_place_options,
 )
-from pdserve.cli.output import Output
+from pdserve.cli.output import VerbOutput
 from pdserve.errors import CommandError, PdserveError, ReportedError, ServeError, StateError
 
 verbs = typer.Typer()
@@ -84,7 +84,7 @@ def up(
     words = recipe_words(loaded.path, set_ or [], unset or [])
     there = choose_destination(loaded, cluster, this_machine=this_machine, words=words)
     if dry_run:
-        report = Output(stderr=True).line
+        report = VerbOutput(stderr=True).line
         plan, change = change_there(loaded, there, report) or (operation.dry_run(loaded, there, report).plan, None)
         show_plan(plan, change, as_json=json_, replace=replace)
         return
@@ -150,7 +150,7 @@ def run_(
         words = recipe_words(loaded.path, set_ or [], unset or [])
         there = choose_destination(loaded, cluster, this_machine=this_machine, words=words)
         if dry_run:
-            plan = operation.dry_run(loaded, there, Output(stderr=True).line).plan
+            plan = operation.dry_run(loaded, there, VerbOutput(stderr=True).line).plan
             client.check(plan)
             _echo(render_shell(plan) + _steps_after(command))
             return

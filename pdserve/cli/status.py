@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pdserve.cli.options import JsonOption, NameArgument
-from pdserve.cli.output import Cell, Output
+from pdserve.cli.output import Cell, VerbOutput
 from pdserve.errors import ServeError
 from pdserve.printable import printable, size_text
 
@@ -65,7 +65,7 @@ def status(
 
 def show_status(view: StatusView) -> None:
     """Print the head, a row for each process, and the ports that are open without a key."""
-    out = Output()
+    out = VerbOutput()
     for line in head(view):
         out.line(line)
     out.rows(_COLUMNS, (_row(view, name) for name in view.state.processes))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdserve.cli.options import USUAL_LIMIT, ClientPythonOption, LimitOption, ThisMachineOption, TokenizerOption
-from pdserve.cli.output import Cell, Output, table
+from pdserve.cli.output import Cell, VerbOutput, table
 from pdserve.errors import InvalidSweepError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def run_sweep(
     root = home(os.environ)
     folder = SweepFolder.of(root, whole.folder_name, whole.loaded.sweep.name)
     planned = whole if deployment is None else select_deployment(whole, deployment, os.environ)
-    out = Output(stderr=dry and array is not None, goes_on=not dry)
+    out = VerbOutput(stderr=dry and array is not None, goes_on=not dry)
     stale = stale_points(planned, folder, measured_here=array is None and is_measured_here(folder, os.environ))
     some = points_to_run(planned, folder, stale, retry=retry)
     former = list(records_in(folder.path).values())
@@ -136,7 +136,7 @@ def _conclude(
     planned: PlannedSweep,
     folder: SweepFolder,
     states: Mapping[str, SlurmTask],
-    out: Output,
+    out: VerbOutput,
 ) -> None:
     """Print what all tasks have measured so far, whichever of them ends last; then an error for what does not count."""
     from pdserve.sweep.file import letters
@@ -152,7 +152,7 @@ def _conclude(
     _raise_for_points(planned, here, list_unfinished(planned, folder, letters(whole.points), states), folder)
 
 
-def _show_unfinished(planned: PlannedSweep, folder: SweepFolder, out: Output) -> None:
+def _show_unfinished(planned: PlannedSweep, folder: SweepFolder, out: VerbOutput) -> None:
     from pdserve.sweep.file import letters
     from pdserve.sweep.slurm import list_unfinished
 
@@ -193,7 +193,7 @@ STATUS_STYLES = {"VALID": "green", "INVALID": "bold red", "to run": ""}
 
 
 def _show_points(
-    planned: PlannedSweep, some: Collection[Point], former: Mapping[str, PointRecord], out: Output
+    planned: PlannedSweep, some: Collection[Point], former: Mapping[str, PointRecord], out: VerbOutput
 ) -> None:
     """Print what is the same at all points once, each deployment once, then a short row for each point."""
     from pdserve.sweep.file import by_deployment, constant_settings, constant_work, letters, title_of_varied
@@ -295,7 +295,7 @@ def run_in_slurm(
     *,
     dry: bool,
     retry: bool,
-    out: Output,
+    out: VerbOutput,
     on_point: OnPoint,
 ) -> Mapping[str, SlurmTask] | None:
     """Submits what is missing, and follows it. The last state of each task; None: nothing was followed. `out`: with
@@ -336,7 +336,7 @@ def words_of(file: Path, options: SweepOptions, *, retry: bool) -> list[str]:
     return [*words, *(["--retry"] if retry else [])]
 
 
-def _show_tasks(planned: PlannedSweep, arrays: Sequence[RenderedArray], at_once: int | None, out: Output) -> None:
+def _show_tasks(planned: PlannedSweep, arrays: Sequence[RenderedArray], at_once: int | None, out: VerbOutput) -> None:
     from pdserve.sweep.file import letters
 
     short = {deployment.digest: letter for deployment, letter in letters(planned.points).items()}
