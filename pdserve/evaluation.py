@@ -158,16 +158,13 @@ def read_score(document: Mapping[str, Any], metric: str | None, where: str) -> S
         raise NotProvenError(
             f"the results are of {parts} tasks", where=where, todo="give one task, not a group, and evaluate each part"
         )
-    if not metrics:
-        raise NotProvenError(f"the task {task} has no score", where=where, todo="see harness.log beside it")
-    if metric is None and len(metrics) > 1:
-        raise NotProvenError(
-            f"the task {task} has several metrics", where=where, todo=f"give --metric: {', '.join(map(repr, metrics))}"
-        )
-    name = metric or next(iter(metrics))
+    name = metric or (next(iter(metrics)) if len(metrics) == 1 else "")
     if name not in metrics:
+        known = ", ".join(map(repr, metrics)) or "none"
         raise NotProvenError(
-            f"the task {task} has no metric {name}", where=where, todo=f"give --metric: {', '.join(map(repr, metrics))}"
+            f"the task {task} has no metric {name}" if name else f"the task {task} has not one metric",
+            where=where,
+            todo=f"give --metric: {known}",
         )
     kind, _, filtered = name.partition(",")
     if better.get(kind) is False:
@@ -269,16 +266,7 @@ def _score(results: Path, log: Path, ended: Exit, metric: str | None) -> Score:
             todo="see the log; without internet, give a task file whose data is on this machine",
             evidence=tuple(log.read_text(errors="replace").splitlines()[-_LAST_LINES:]),
         )
-    try:
-        document = json.loads(files[-1].read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise NotProvenError(
-            f"the harness's results cannot be read: {error}",
-            where=str(files[-1]),
-            cause="they were not written whole: the disk is full, or the harness was killed",
-            todo="make room on that disk and evaluate again",
-        ) from error
-    score = read_score(document, metric, str(files[-1]))
+    score = read_score(json.loads(files[-1].read_bytes()), metric, str(files[-1]))
     if not score.questions:
         raise NotProvenError(
             "the harness asked no question", where=str(files[-1]), todo="raise --limit, or see the task's data set"

@@ -522,6 +522,7 @@ WARM_SHARE = 0.5
 blocks would come from a cache. Random prompts of one run share blocks with each other where the vocabulary is small:
 13 % with that of recipes/tiny-cpu.yaml and 32 prompts."""
 _SOURCES = ("computed", "local_hits", "received")
+_TokenKind = Literal["prompt", "answer"]
 
 
 def tokens_differ(evidence: Evidence) -> Answer:
@@ -532,41 +533,31 @@ def tokens_differ(evidence: Evidence) -> Answer:
         return None  # which is INVALID already
     if unread := [name for name in evidence.names("prefill", "decode", "aggregated") if not evidence.counted_by(name)]:
         return Unknown(f"what {', '.join(unread)} counted is not known")
-    prompts, answers = _Tokens("prompt", _SOURCES), _Tokens("answer", ("generated",))
-    counts: list[tuple[_Tokens, tuple[str, ...]]] = [(prompts, ("decode",)), (answers, ("decode", "aggregated"))]
+    counts: list[tuple[_TokenKind, tuple[str, ...]]] = [("prompt", ("decode",)), ("answer", ("decode", "aggregated"))]
     unknown: Unknown | None = None
     if evidence.plan.proxy.routing.conditional is None or evidence.proxy().get("single_engine", 1.0) <= 0:
-        counts.append((prompts, ("prefill", "aggregated")))
+        counts.append(("prompt", ("prefill", "aggregated")))
     else:
         unknown = Unknown("prompts may have gone to decode alone: how many tokens prefill should have is not known")
-    for tokens, roles in counts:
-        answer = _compared(evidence, tokens, roles) if evidence.names(*roles) else None
+    for kind, roles in counts:
+        answer = _compared(evidence, kind, roles) if evidence.names(*roles) else None
         if isinstance(answer, Invalid):
             return answer
         unknown = unknown or answer
     return unknown
 
 
-@dataclass(frozen=True)
-class _Tokens:
-    what: str
-    counters: tuple[str, ...]
-    """The counters of the engines, which count them together. Of the first it is known that they count at all."""
-
-    def of(self, record: RequestRecord) -> int:
-        return record.prompt_tokens if self.what == "prompt" else record.output_tokens
-
-
-def _compared(evidence: Evidence, tokens: _Tokens, roles: tuple[str, ...]) -> Invalid | Unknown | None:
+def _compared(evidence: Evidence, kind: _TokenKind, roles: tuple[str, ...]) -> Invalid | Unknown | None:
     counted = evidence.engines(*roles)
-    if tokens.counters[0] not in counted:
-        return Unknown(f"the {' and '.join(evidence.names(*roles))} engines do not count {tokens.what} tokens")
-    number = sum(counted.get(counter, 0.0) for counter in tokens.counters)
-    known = [tokens.of(record) for record in evidence.done]
+    counters = _SOURCES if kind == "prompt" else ("generated",)
+    if counters[0] not in counted:
+        return Unknown(f"the {' and '.join(evidence.names(*roles))} engines do not count {kind} tokens")
+    number = sum(counted.get(counter, 0.0) for counter in counters)
+    known = [record.prompt_tokens if kind == "prompt" else record.output_tokens for record in evidence.done]
     told = sum(known)
     slack = TOLERANCE * told + _EACH * len(evidence.records)
     names = " and ".join(evidence.names(*roles))
-    text = f"the {names} engines counted {number:.0f} {tokens.what} tokens, and the client knows of {told}"
+    text = f"the {names} engines counted {number:.0f} {kind} tokens, and the client knows of {told}"
     if number < told - slack:
         return Invalid(text)
     if number <= told + slack:
@@ -578,7 +569,7 @@ def _compared(evidence: Evidence, tokens: _Tokens, roles: tuple[str, ...]) -> In
     if number <= told + slack + lost * max(known):
         return None
     # vLLM 0.32 counts a prompt once, however often its request is preempted. Older versions were not looked at.
-    if counted.get("preemptions", 0.0) and tokens.what == "prompt":
+    if counted.get("preemptions", 0.0) and kind == "prompt":
         return Unknown(f"{text}: of {counted['preemptions']:.0f} preemptions it is not known how they are counted")
     return Invalid(text)
 

@@ -63,6 +63,17 @@ def report_page(report: ReportContents, drawn: Sequence[Picture]) -> str:
     )
 
 
+def pictures(report: ReportContents) -> list[Picture]:
+    """Draw those pictures for which there is something to draw. Timelines come last."""
+    names = report.names
+    rows, made = report.rows, list[Picture | None]()
+    closed = [row for row in rows if row.load.concurrency is not None]
+    made += [pareto(rows, names), against_load(closed, "ttft", names), against_load(closed, "itl", names)]
+    made += [sources_picture(report), stages_picture(report)]
+    made += [timeline_picture(number, each) for number, each in enumerate(report.timelines, start=1)]
+    return [picture for picture in made if picture is not None]
+
+
 def comparison_page(names: tuple[str, str], deployments: Sequence[str], comparison: Comparison) -> str:
     """Return what differs, what is not compared, then each load or point that both have. `names`: what the two are
     called."""
@@ -226,7 +237,7 @@ def finish_picture(
 ) -> Picture:
     """Finish a picture with `mark`, the count of what does not count, in the picture itself: a copy of it has the mark
     too."""
-    axes.set_title(f"{wrap_label(title, 52)}\n{mark}", fontsize=USUAL, color=WRONG if bad else INK)
+    axes.figure.suptitle(f"{wrap_label(title, 52)}\n{mark}", fontsize=USUAL, color=WRONG if bad else INK)
     axes.tick_params(colors=INK, labelsize=SMALL)
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set_color(INK)
@@ -263,41 +274,39 @@ def wrap_label(text: str, columns: int = _LEGEND_COLUMNS) -> str:
 
 
 Parts = Mapping[str, float]
-_BAR, _GAP = 0.34, 0.8
-"""Inches a bar with the text above it, and of all that is no bar."""
-_HEAD, _ABOVE = 0.42, 0.15
-"""Bars: a line of a series' name, and the room above it."""
+_BAR, _GAP = 0.28, 0.8
+"""Inches a bar, and of all that is no bar."""
 
 
 @dataclass(frozen=True)
 class Bar:
     """The mean over the VALID repeats of a load, or an INVALID repeat."""
 
-    series: str
-    """The name of the series."""
-    text: str
+    label: str
     valid: bool
     parts: Parts
     mark: float | None
     """What the bar is held against."""
 
 
-def sources_picture(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Picture | None:
+def sources_picture(report: ReportContents) -> Picture | None:
     """Draw hit rates beside their theory; None: nothing was counted."""
-    bars = bars_of(rows, names, prompt_sources, lambda row: row.theory)
+    bars = bars_of(report, prompt_sources, lambda row: row.theory)
     note = (
         "Of the prompt tokens that prefill was asked for. In theory a cache without limits has those that an earlier"
         " prompt of the same measurement began with."
     )
-    if not any(row.theory for row in rows):
+    if not any(row.theory for row in report.rows):
         note += " Random prompts have none: what is above 0 % is blocks that they share with each other by chance."
     title = "Cache hits on prefill, against theory"
-    return _bars_picture("sources", title, note, "share of prompt tokens, %", SOURCES, "hits in theory", bars, rows)
+    return _bars_picture(
+        "sources", title, note, "share of prompt tokens, %", SOURCES, "hits in theory", bars, report.rows
+    )
 
 
-def stages_picture(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Picture | None:
+def stages_picture(report: ReportContents) -> Picture | None:
     """Draw the stages of a request; None: nothing was counted."""
-    bars = bars_of(rows, names, stages, _client_seconds)
+    bars = bars_of(report, stages, _client_seconds)
     note = (
         "Seconds that engines and proxy counted, a request. The transfer is from prefill's answer to decode's first"
         " byte, with decode's own queue. The mark is the mean time of a whole request at the client: what is between"
@@ -306,34 +315,36 @@ def stages_picture(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Pictu
     if lacking := [stage for stage in STAGES if not all(stage in bar.parts for bar in bars)]:
         note += f" Not counted everywhere, and missing there: {', '.join(lacking)}."
     title = "Where the time of a request went"
-    return _bars_picture("stages", title, note, "seconds a request", STAGES, "whole request, client", bars, rows)
+    mark = "whole request, client"
+    return _bars_picture("stages", title, note, "seconds a request", STAGES, mark, bars, report.rows)
 
 
 def bars_of(
-    rows: Sequence[ReportRow],
-    names: Mapping[str, str],
+    report: ReportContents,
     parts: Callable[[Measurement], Parts],
     mark: Callable[[ReportRow], float | None],
 ) -> list[Bar]:
     """Make the bars, in the order of the rows. INVALID repeats are in no mean."""
     groups: dict[tuple[str, str, int | None], list[ReportRow]] = {}
-    for row in rows:
-        if row.measurement is not None and row.answered:
+    for row in report.rows:
+        if row.answered:
             group = (row.series, asked_of(row.load), None if row.valid else row.repeat)
             groups.setdefault(group, []).append(row)
     bars = []
     for (series, _, wrong), some in groups.items():
-        what = f"{len(some)} repeats" if len(some) > 1 else "1 repeat"
-        if wrong is not None:
-            what = f"repeat {wrong + 1}"
+        which = f"{report.letter(series)}: " if len(report.names) > 1 else ""
+        repeat = "" if wrong is None else f"\nINVALID #{wrong + 1}"
         marks = [value for each in some if (value := mark(each)) is not None]
+        counted = [parts(row.measurement) for row in some if row.measurement is not None]
         bars.append(
             Bar(
-                names[series],
-                f"{some[0].load.title}, {what}",
+                f"{which}{some[0].load.title}{repeat}",
                 wrong is None,
-                _means([parts(row.measurement) for row in some if row.measurement is not None]),
-                _mean_bar(marks),
+                {
+                    name: statistics.fmean(each[name] for each in counted if name in each)
+                    for name in dict.fromkeys(name for each in counted for name in each)
+                },
+                statistics.fmean(marks) if marks else None,
             )
         )
     return bars
@@ -352,65 +363,32 @@ def _bars_picture(
     bars = [bar for bar in bars if bar.parts]
     if not any(any(bar.parts.values()) for bar in bars):
         return None
-    heads, places, below = _places(bars)
-    axes = new_axes(height=_GAP + _BAR * below)
+    places = range(len(bars))
+    axes = new_axes(height=_GAP + _BAR * len(bars))
     left = [0.0] * len(bars)
     for index, part in enumerate(parts):
         widths = [bar.parts.get(part, 0.0) for bar in bars]
         colour = COLOURS[index] if part != "computed" else COLOURS[-1]
-        patches = axes.barh(places, widths, left=left, color=colour, label=part, height=0.36)
+        patches = axes.barh(places, widths, left=left, color=colour, label=part, height=0.6)
         for patch, bar in zip(patches, bars, strict=True):
             patch.set_alpha(1.0 if bar.valid else 0.3)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    _texts(axes, bars, places, heads)
     marked = [(bar.mark, place) for bar, place in zip(bars, places, strict=True) if bar.mark is not None]
     if marked:
         axes.scatter(*zip(*marked, strict=True), marker="|", s=130, linewidths=2, color=INK, label=mark, zorder=4)
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
+    axes.set_yticks(places, [bar.label for bar in bars])
     axes.grid(axis="y", visible=False)
-    axes.set_ylim(below, 0.0)
+    axes.set_ylim(len(bars) - 0.4, -0.6)
     # A mark at 0 would be half outside.
     furthest = max([*left, *(at for at, _ in marked)])
     axes.set_xlim(-0.01 * furthest, furthest * 1.04)
     axes.set_xlabel(label)
     wrong, drawn = sum(not row.valid for row in rows), sum(row.answered for row in rows)
     note += " A bar is the mean of the VALID repeats of a load; a pale one is INVALID and in no mean."
-    return finish_picture(name, title, note, axes, mark_wrong(wrong, len(rows), drawn=drawn), bad=bool(wrong))
-
-
-def _places(bars: Sequence[Bar]) -> tuple[dict[float, str], list[float], float]:
-    """Return, from above, where each series is named, where each bar is, where all of it ends."""
-    heads: dict[float, str] = {}
-    places, below, before = [], 0.0, ""
-    for bar in bars:
-        if bar.series != before:
-            head = wrap_label(bar.series)
-            below += _HEAD * (1 + head.count("\n")) + _ABOVE
-            heads[below] = head
-            before = bar.series
-        below += 1.0
-        places.append(below - 0.25)
-    return heads, places, below + 0.1
-
-
-def _texts(axes: Any, bars: Sequence[Bar], places: Sequence[float], heads: Mapping[float, str]) -> None:
-    """Write above each bar what it is: a column beside the bars would take half of a phone."""
-
-    def write(place: float, text: str, colour: str, weight: str) -> None:
-        # x in shares of the axes, y in places. It must not make the axes smaller.
-        transform = axes.get_yaxis_transform()
-        axes.text(
-            0, place, text, transform=transform, fontsize=SMALL, color=colour, fontweight=weight, va="bottom"
-        ).set_in_layout(False)
-
-    for place, text in heads.items():
-        write(place, text, INK, "bold")
-    for bar, place in zip(bars, places, strict=True):
-        if bar.valid:
-            write(place - 0.22, bar.text, INK, "normal")
-        else:
-            write(place - 0.22, f"INVALID: {bar.text}", WRONG, "bold")
+    picture = finish_picture(name, title, note, axes, mark_wrong(wrong, len(rows), drawn=drawn), bad=bool(wrong))
+    for text, bar in zip(axes.get_yticklabels(), bars, strict=True):
+        text.set_color(INK if bar.valid else WRONG)
+    return picture
 
 
 def shares_of_caches(parts: Parts) -> float | None:
@@ -421,16 +399,6 @@ def shares_of_caches(parts: Parts) -> float | None:
 def _client_seconds(row: ReportRow) -> float | None:
     e2e = None if row.measurement is None else row.measurement.figures.e2e
     return None if e2e is None else e2e.mean / 1000
-
-
-def _means(some: Sequence[Parts]) -> Parts:
-    """Return the mean of each part that was counted."""
-    counted = dict.fromkeys(name for parts in some for name in parts)
-    return {name: statistics.fmean(parts[name] for parts in some if name in parts) for name in counted}
-
-
-def _mean_bar(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
 
 
 Read = Callable[[ReportRow, Measurement], float | None]
@@ -453,7 +421,10 @@ class Curve:
     @property
     def means(self) -> dict[str, Spot]:
         """Return the mean of the valid repeats by what was asked for."""
-        return {name: (_mean(s[0] for s in spots), _mean(s[1] for s in spots)) for name, spots in self.loads.items()}
+        return {
+            name: (statistics.fmean(s[0] for s in spots), statistics.fmean(s[1] for s in spots))
+            for name, spots in self.loads.items()
+        }
 
 
 def pareto(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Picture | None:
@@ -599,10 +570,6 @@ def _short_load(row: ReportRow) -> str:
     return f"{row.load.rate:g} r/s" if row.load.rate is not None else str(row.load.concurrency)
 
 
-def _mean(values: Any) -> float:
-    return statistics.fmean(values)
-
-
 _LOOKS: Mapping[LaneState, tuple[str, str, float]] = {
     # what a reader calls it, colour, height of the bar
     "starting": ("starting", "#2f7ed8", 0.3),
@@ -690,14 +657,3 @@ def _once(name: str, seen: set[str]) -> str:
         return "_"
     seen.add(name)
     return name
-
-
-def pictures(report: ReportContents) -> list[Picture]:
-    """Draw those pictures for which there is something to draw. Timelines come last."""
-    names = report.names
-    rows, made = report.rows, list[Picture | None]()
-    closed = [row for row in rows if row.load.concurrency is not None]
-    made += [pareto(rows, names), against_load(closed, "ttft", names), against_load(closed, "itl", names)]
-    made += [sources_picture(rows, names), stages_picture(rows, names)]
-    made += [timeline_picture(number, each) for number, each in enumerate(report.timelines, start=1)]
-    return [picture for picture in made if picture is not None]

@@ -259,7 +259,7 @@ class ReportedResult:
     record: PointRecord | None
     """The record of a point."""
     run_id: str | None
-    events: Path | None
+    events: Path
     """The history of that run, if it was kept."""
 
 
@@ -398,10 +398,8 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
     benchmarks nor sweeps."""
     results: list[tuple[str, BenchResult]] = []
     rows: list[ReportRow] = []
-    runs: list[KeptRun] = []
-    for source in name_apart([source for folder in folders for source in _sources(folder)]):
-        if source.run_id is not None and source.events is not None:
-            runs.append(KeptRun(source.run_id, source.events, source.series))
+    sources = name_apart([source for folder in folders for source in _sources(folder)])
+    for source in sources:
         if source.result is not None:
             results.append((source.series, source.result))
             rows += rows_of(source.series, source.result)
@@ -414,7 +412,7 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
         results = [(f"{result.workload.title}; {series}", result) for series, result in results]
     rows = _sorted(rows)
     provenance = tuple((series, result.provenance) for series, result in results)
-    return ReportContents(provenance, tuple(rows), tuple(_timelines(runs, rows)))
+    return ReportContents(provenance, tuple(rows), tuple(_timelines(sources, rows)))
 
 
 def _sources(folder: Path) -> Iterator[ReportedResult]:
@@ -438,7 +436,7 @@ def _sources(folder: Path) -> Iterator[ReportedResult]:
     for place, record in sorted(records.items(), key=lambda item: item[1].run_id or "~"):
         series = ", ".join(f"{key}={value}" for key, value in record.settings if key in varied) or folder.name
         measured = None if record.result is None else read_result(place / record.result, str(place / record.result))
-        kept = None if record.run_id is None else SweepFolder(folder).events(record.run_id)
+        kept = SweepFolder(folder).events(record.run_id or "")
         yield ReportedResult(series, folder, measured, record, record.run_id, kept)
 
 
@@ -479,16 +477,7 @@ def rows_of(series: str, result: BenchResult) -> list[ReportRow]:
     ]
 
 
-@dataclass(frozen=True)
-class KeptRun:
-    """A run whose history may have been kept."""
-
-    run_id: str
-    events: Path
-    series: str
-
-
-def _timelines(runs: Sequence[KeptRun], rows: Sequence[ReportRow]) -> Iterator[Timeline]:
+def _timelines(sources: Sequence[ReportedResult], rows: Sequence[ReportRow]) -> Iterator[Timeline]:
     """Yield the timelines in the order of their starts. A run is drawn once, with all that was measured on it."""
     spans: dict[str, list[MeasuredSpan]] = {}
     for row in rows:
@@ -497,10 +486,10 @@ def _timelines(runs: Sequence[KeptRun], rows: Sequence[ReportRow]) -> Iterator[T
             spans.setdefault(before.run_id, []).append(
                 MeasuredSpan(before.clocks.wall, after.clocks.wall, row.load.title, row.valid)
             )
-    for run_id in sorted({run.run_id for run in runs}):
-        its = [run for run in runs if run.run_id == run_id]
+    for run_id in sorted({source.run_id for source in sources if source.run_id is not None}):
+        its = [source for source in sources if source.run_id == run_id]
         events, _ = history.read(its[-1].events, 0)
-        of = "; ".join(dict.fromkeys(run.series for run in its))
+        of = "; ".join(dict.fromkeys(source.series for source in its))
         if (drawn := timeline(run_id, of, events, spans.get(run_id, []))) is not None:
             yield drawn
 

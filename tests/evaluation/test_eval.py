@@ -72,14 +72,6 @@ def test_a_harness_that_fails_is_no_score(fake: Deployment, harness: Path, monke
     assert "/repeat-1/harness.log" in output
 
 
-def test_results_that_are_torn_are_no_score(fake: Deployment, harness: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_SCORES", "1")
-    monkeypatch.setenv("FAKE_RESULTS", '{"results": {"capi')
-    code, output = pdserve("eval", "capitals", "--threshold", "0", "--harness", harness)
-    assert code == 7, output
-    assert "results cannot be read" in output
-
-
 def test_a_harness_whose_python_is_gone_cannot_be_started(fake: Deployment, tmp_path: Path) -> None:
     harness = tmp_path / "lm_eval"
     harness.write_text(f"#!{tmp_path}/gone/python\n")

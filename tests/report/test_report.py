@@ -180,11 +180,11 @@ def test_the_verb_writes_the_page_and_the_pictures(tmp_path: Path) -> None:
 def test_a_bar_is_the_mean_of_the_valid_repeats_of_a_load_and_has_its_theory(tmp_path: Path) -> None:
     folder = bench_folder(tmp_path / "b", one(4), one(4), one(4, valid=False), one(8))
     report = read_report([folder])
-    bars = bars_of(report.rows, report.names, prompt_sources, lambda _: 0.0)
-    assert [(bar.text, bar.valid, bar.mark) for bar in bars] == [
-        ("concurrency 4, 2 repeats", True, 0.0),
-        ("concurrency 4, repeat 1", False, 0.0),
-        ("concurrency 8, 1 repeat", True, 0.0),
+    bars = bars_of(report, prompt_sources, lambda _: 0.0)
+    assert [(bar.label, bar.valid, bar.mark) for bar in bars] == [
+        ("concurrency 4", True, 0.0),
+        ("concurrency 4\nINVALID #1", False, 0.0),
+        ("concurrency 8", True, 0.0),
     ]
 
 
@@ -221,8 +221,8 @@ def test_points_of_an_earlier_recipe_are_a_curve_of_their_own(tmp_path: Path) ->
     assert all(re.fullmatch(r"l1=[14]; recipe [0-9a-f]{8}", series) for series in means)
     report = read_report([sweep.path])
     assert {series for series, _ in report.provenance} == set(means)
-    bars = bars_of(report.rows, report.names, prompt_sources, lambda _: None)
-    assert [bar.text for bar in bars] == ["concurrency 4, 1 repeat"] * 4
+    bars = bars_of(report, prompt_sources, lambda _: None)
+    assert [bar.label for bar in bars] == [f"{letter}: concurrency 4" for letter in "ABCD"]
 
 
 def test_the_same_sweep_in_two_folders_is_two_curves(tmp_path: Path) -> None:
