@@ -468,12 +468,9 @@ def _tiers(evidence: Evidence) -> Iterator[_Tier]:
 
 def _computed_a_chunk(evidence: Evidence, computed: float, chunk: int, names: tuple[str, ...]) -> bool:
     """Return whether these engines have computed a whole chunk of some prompt. Of a trace it is not known which prompts
-    came to an engine: there it is certain only beyond what all prompts together can have without a whole chunk."""
-    if computed < chunk or evidence.longest_prompt < chunk:
-        return False
-    if evidence.workload.trace is None or len(names) == len(evidence.names("prefill", "aggregated")):
-        return True
-    return computed > sum(min(r.prompt_tokens, chunk - 1) if r.ok else chunk - 1 for r in evidence.records)
+    came to an engine."""
+    of_all = evidence.workload.trace is None or len(names) == len(evidence.names("prefill", "aggregated"))
+    return of_all and computed >= chunk and evidence.longest_prompt >= chunk
 
 
 _BLOCK = 256

@@ -195,38 +195,22 @@ STATUS_STYLES = {"VALID": "green", "INVALID": "bold red", "to run": ""}
 def _show_points(
     planned: PlannedSweep, some: Collection[Point], former: Mapping[str, PointRecord], out: VerbOutput
 ) -> None:
-    """Print what is the same at all points once, each deployment once, then a short row for each point."""
-    from pdserve.sweep.file import by_deployment, constant_settings, constant_work, letters, title_of_varied
+    """Print each deployment once, then a short row for each point."""
+    from pdserve.sweep.file import letters
 
     points, name = planned.points, planned.loaded.sweep.name
-    short, constant, work = letters(points), constant_settings(points), constant_work(points)
+    short = letters(points)
     out.line(f"{name}: {len(points)} points on {len(short)} deployments, in their order", "bold")
-    same = [*(f"{key}={value}" for key, value in constant), *work]
-    if same:
-        out.line(f"the same at all points: {', '.join(same)}")
     for deployment, letter in short.items():
-        out.line(f"{letter} {deployment.digest}: {title_of_varied(deployment, constant)}")
+        out.line(f"{letter} {deployment.digest}: {deployment.title}")
     for why, some_letters in _by_cause(planned, some, short).items():
         out.line(f"a new start before each point, to empty the caches of {', '.join(some_letters)}: {why}")
-    with_work, with_repeats = len({p.work for p in points}) > 1, len({p.workload.repeats for p in points}) > 1
-    columns = (
-        "",
-        "deployment",
-        *(["work"] if with_work else []),
-        "load",
-        *(["repeats"] if with_repeats else []),
-        "state",
-    )
     rows: list[tuple[Cell, ...]] = []
-    for deployment, its_points in by_deployment(points):
-        for place, point in enumerate(its_points):
-            state = "to run" if point in some else former[point.id].status if point.id in former else "not run"
-            cells = [str(len(rows) + 1), short[deployment] if place == 0 else '"']
-            cells += [point.work] if with_work else []
-            cells.append(point.load.title)
-            cells += [str(point.workload.repeats)] if with_repeats else []
-            rows.append((*cells, (state, STATUS_STYLES.get(state, ""))))
-    out.table(table(columns, rows))
+    for number, point in enumerate(points, start=1):
+        state = "to run" if point in some else former[point.id].status if point.id in former else "not run"
+        cells = (str(number), short[point.deployment], point.work, point.load.title, str(point.workload.repeats))
+        rows.append((*cells, (state, STATUS_STYLES.get(state, ""))))
+    out.table(table(("", "deployment", "work", "load", "repeats", "state"), rows))
     if (distinct := len(planned.recipes)) < planned.combinations:
         out.line(f"{planned.combinations} combinations are {distinct} different recipes")
 

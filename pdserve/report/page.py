@@ -20,7 +20,6 @@ from pdserve.report.rows import (
     SOURCES,
     STAGES,
     LaneState,
-    MarkKind,
     ReportContents,
     ReportRow,
     Timeline,
@@ -513,7 +512,8 @@ def _draw(axes: Any, curves: Mapping[str, Curve], names: Mapping[str, str], best
     for index, series in enumerate(names):
         if (curve := curves.get(series)) is None:
             continue
-        colour, mark = _look(index)
+        # Where the colours begin again, the marks are shifted: no pair is there twice.
+        colour, mark = COLOURS[index % len(COLOURS)], MARKS[(index + index // len(COLOURS)) % len(MARKS)]
         label = wrap_label(names[series])
         if means := curve.means:
             axes.plot(*zip(*means.values(), strict=True), color=colour, linewidth=1.5)
@@ -536,12 +536,6 @@ def _draw(axes: Any, curves: Mapping[str, Curve], names: Mapping[str, str], best
             axes.scatter(*zip(*curve.wrong, strict=True), color=WRONG, marker="x", s=50, linewidths=2, zorder=4)
             which = names[series].removesuffix(series).rstrip(": ")
             axes.scatter([], [], color=WRONG, marker="x", label=f"INVALID: {which}" if which else "INVALID")
-
-
-def _look(index: int) -> tuple[str, str]:
-    """Return colour and mark of a series. Where the colours begin again, the marks are shifted: no pair is there
-    twice."""
-    return COLOURS[index % len(COLOURS)], MARKS[(index + index // len(COLOURS)) % len(MARKS)]
 
 
 def _from_zero(axes: Any, curves: Mapping[str, Curve], *, x: bool = False) -> None:
@@ -578,14 +572,8 @@ _LOOKS: Mapping[LaneState, tuple[str, str, float]] = {
     "dead": ("dead", WRONG, 0.3),
     "stopping": ("stopping", "#7f7f7f", 0.3),
 }
-_MARKS: Mapping[MarkKind, tuple[str, str, str]] = {
-    "died": ("died", "x", INK),
-    "restarting": ("is started again", "^", INK),
-}
 _LANE, _TIMELINE_GAP = 0.26, 0.85
 """Inches a lane, and of all that is none."""
-_BESIDE = {"died": 0.0, "restarting": 0.38}
-"""Lanes below the middle: a restart follows its death at once, and must not hide it."""
 _SHORTEST = 0.004
 """Share of the time that a bar has at least, or it could not be seen."""
 
@@ -636,19 +624,9 @@ def _draw_lanes(axes: Any, of: Timeline) -> None:
             name, colour, height = _LOOKS[span.state]
             width = max(span.ended - span.began, _SHORTEST * of.seconds)
             axes.barh(place, width, left=span.began, height=height, color=colour, label=_once(name, seen))
-        for mark in lane.marks:
-            name, shape, colour = _MARKS[mark.kind]
-            axes.scatter(
-                [mark.at],
-                [place + _BESIDE[mark.kind]],
-                marker=shape,
-                s=46 if mark.kind == "died" else 20,
-                color=colour,
-                linewidths=1.6,
-                zorder=4,
-                clip_on=False,
-                label=_once(name, seen),
-            )
+        if lane.deaths:
+            spots = lane.deaths, [place] * len(lane.deaths)
+            axes.scatter(*spots, marker="x", s=46, color=INK, linewidths=1.6, zorder=4, label=_once("died", seen))
 
 
 def _once(name: str, seen: set[str]) -> str:

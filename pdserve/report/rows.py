@@ -23,7 +23,6 @@ from pdserve.sweep.file import letter
 from pdserve.sweep.record import PointRecord, SweepFolder, has_result, records_in
 
 LaneState = Literal["starting", "ready", "silent", "dead", "stopping"]
-MarkKind = Literal["died", "restarting"]
 DEPLOYMENT = "deployment"
 """The lane of all together."""
 _STATES: Mapping[str, LaneState | None] = {
@@ -39,8 +38,12 @@ _STATES: Mapping[str, LaneState | None] = {
     "restarting": "dead",
     "stop": "stopping",
     "stopped": None,
+    "failed": "dead",
+    "agent_gone": "dead",
+    "down": None,
 }
-"""What an event makes of its process; None: it is over."""
+"""What an event makes of its lane; None: it is over."""
+_DEATHS = ("died", "late", "given_up", "failed", "agent_gone")
 _PHASES: Mapping[str, LaneState | None] = {
     "starting": "starting",
     "ready": "ready",
@@ -60,21 +63,13 @@ class LaneSpan:
     ended: float
 
 
-@dataclass(frozen=True)
-class LaneMark:
-    """A death, or the moment from which it is started again."""
-
-    kind: MarkKind
-    at: float
-
-
 @dataclass
 class Lane:
     """Holds the states of a process."""
 
     name: str
     spans: list[LaneSpan] = field(default_factory=list)
-    marks: list[LaneMark] = field(default_factory=list)
+    deaths: list[float] = field(default_factory=list)
     _state: LaneState | None = None
     _since: float = 0.0
 
@@ -85,10 +80,6 @@ class Lane:
         if self._state is not None and at > self._since:
             self.spans.append(LaneSpan(self._state, self._since, at))
         self._state, self._since = state, at
-
-    def mark(self, kind: MarkKind, at: float) -> None:
-        if LaneMark(kind, at) not in self.marks:
-            self.marks.append(LaneMark(kind, at))
 
     def dead(self) -> bool:
         return self._state in (None, "dead", "stopping")
@@ -144,7 +135,7 @@ def timeline(
     for lane in lanes.values():
         lane.turn(None, last - first)
     windows = tuple(replace(each, began=each.began - first, ended=each.ended - first) for each in measured)
-    drawn = tuple(lane for lane in lanes.values() if lane.spans or lane.marks)
+    drawn = tuple(lane for lane in lanes.values() if lane.spans or lane.deaths)
     return Timeline(run_id, of, first, last - first, drawn, windows, tuple(incidents))
 
 
@@ -165,21 +156,11 @@ def _concerned(event: Mapping[str, Any], nodes: dict[str, str], lanes: Mapping[s
 
 def _apply(lane: Lane, event: Mapping[str, Any], at: float) -> None:
     kind = event["event"]
+    if kind in _DEATHS and at not in lane.deaths:
+        lane.deaths.append(at)
     if kind == "phase":
-        lane.turn(_PHASES.get(str(event.get("phase")), None), at)
-    elif kind == "failed":
-        lane.turn("dead", at)
-        lane.mark("died", at)
-    elif kind == "down":
-        lane.turn(None, at)
-    elif kind == "agent_gone":
-        lane.turn("dead", at)
-        lane.mark("died", at)
+        lane.turn(_PHASES.get(str(event.get("phase"))), at)
     else:
-        if kind in ("died", "late", "given_up"):
-            lane.mark("died", at)
-        if kind == "restarting":
-            lane.mark("restarting", at)
         # A command that has ended as it should is over, not ready.
         lane.turn(None if kind == "ready" and event.get("done") else _STATES[kind], at)
 

@@ -330,26 +330,6 @@ def letters(points: Sequence[Point]) -> Mapping[Variant, str]:
     return {deployment: letter(index) for index, (deployment, _) in enumerate(by_deployment(points))}
 
 
-def constant_settings(points: Sequence[Point]) -> Settings:
-    """Return the keys of the recipe that every deployment sets to the same value; of a single deployment, all that it
-    sets."""
-    every = [point.deployment.settings for point in points]
-    return tuple(pair for pair in (every[0] if every else ()) if all(pair in settings for settings in every))
-
-
-def title_of_varied(deployment: Variant, constant: Settings) -> str:
-    """Return those settings of a deployment that are not the same everywhere."""
-    own = [f"{key}={value}" for key, value in deployment.settings if (key, value) not in constant]
-    return ", ".join(own) or "the recipe as it is"
-
-
-def constant_work(points: Sequence[Point]) -> tuple[str, ...]:
-    """Return prompts and repeats, where all points have the same."""
-    works, repeats = {point.work for point in points}, {point.workload.repeats for point in points}
-    same = [next(iter(works))] if len(works) == 1 else []
-    return (*same, *([f"repeats {next(iter(repeats))}"] if len(repeats) == 1 else []))
-
-
 _NAME_CHARACTERS, _ID_CHARACTERS = 48, 6
 """Length of the name of a deployment (pdserve.recipe.base), and of its id in it."""
 

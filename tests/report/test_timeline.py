@@ -44,7 +44,7 @@ def test_a_process_starts_is_ready_and_stops() -> None:
     assert not made.incidents
 
 
-def test_a_death_and_a_restart_are_marks_and_words() -> None:
+def test_a_death_is_a_mark_and_words_and_a_restart_begins_anew() -> None:
     made = drawn(
         *HEALTHY,
         (30, "died", {"name": "decode-0", "how": "killed by SIGKILL", "code": -9}),
@@ -60,7 +60,7 @@ def test_a_death_and_a_restart_are_marks_and_words() -> None:
         ("starting", 32, 37),
         ("ready", 37, 40),
     ]
-    assert [(mark.kind, mark.at) for mark in lane(made).marks] == [("died", 30), ("restarting", 30)]
+    assert lane(made).deaths == [30]
     assert made.incidents == ((30, "decode-0 died: killed by SIGKILL"), (30, "decode-0 is being restarted"))
 
 
