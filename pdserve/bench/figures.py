@@ -90,7 +90,6 @@ def last_line(text: str) -> str:
 
 PERCENTILES = (50, 90, 95, 99)
 _MS = 1000.0
-_BURST = 0.5
 
 
 class Spread(Frozen):
@@ -138,12 +137,6 @@ class Figures(Frozen):
     """Requests a second that kept every limit of the SLO; None without an SLO."""
     good_share: float | None = None
     """The share of all requests, failed ones too, that kept every limit."""
-
-    @property
-    def bursts(self) -> bool:
-        """Return whether most chunks came right behind another one, as where several are read at once: then half of the
-        gaps are next to nothing."""
-        return self.itl is not None and self.tpot is not None and self.itl.p50 < _BURST * self.tpot.mean
 
 
 def figures(

@@ -597,7 +597,7 @@ def _requests(sessions: Sequence[Session]) -> list[tuple[list[Piece], Piece]]:
 
 def with_trace(workload: Workload, folder: Path = _CURRENT) -> tuple[Workload, RequestTrace]:
     """Read the trace that a workload names, relative to `folder`; the workload returned has its digest. Raises
-    RecipeError when it cannot be read, or is another one than the workload was written for."""
+    RecipeError when it cannot be read."""
     if workload.trace is None:
         raise ValueError("the workload has no trace")
     trace = read_trace(
@@ -607,11 +607,4 @@ def with_trace(workload: Workload, folder: Path = _CURRENT) -> tuple[Workload, R
         sessions=workload.sessions,
         folder=folder,
     )
-    if workload.trace_digest not in (None, trace.digest):
-        raise RecipeError(
-            "this is another trace than the one that was measured before",
-            where=workload.trace,
-            cause=f"its SHA-256 is {trace.digest}, and {workload.trace_digest} is asked for",
-            todo="give the former file, or leave trace_digest out",
-        )
     return workload.model_copy(update={"trace_digest": trace.digest}), trace

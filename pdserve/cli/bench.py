@@ -266,9 +266,6 @@ def _notes(measurements: Iterable[Measurement]) -> Iterator[str]:
         if (chunk := each.figures.tokens_per_chunk) is not None and chunk > 1.05:
             note = "an answer's chunks hold several tokens: ITL is the time between chunks, TPOT that of a token"
             lines.setdefault(note, []).append(title)
-        if each.figures.bursts:
-            note = "chunks came in bursts, with next to nothing between most: what a user sees is 1000/mean TPOT"
-            lines.setdefault(note, []).append(title)
     for line, titles in lines.items():
         yield f"{line} ({', '.join(titles)})"
 

@@ -15,12 +15,11 @@ from typing import Any, Literal
 from pdserve.bench.result import EVENTS, RESULT, BenchResult, Measurement, Provenance, fixed_circumstances, read_result
 from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load, Workload
-from pdserve.errors import StateError
 from pdserve.run import history
 from pdserve.run.history import incident
-from pdserve.sweep.compare import facts_of, keys_of
+from pdserve.sweep.compare import facts_of, keys_of, read_sweep, varied_keys
 from pdserve.sweep.file import letter
-from pdserve.sweep.record import PointRecord, SweepFolder, has_result, records_in
+from pdserve.sweep.record import PointRecord, SweepFolder
 
 LaneState = Literal["starting", "ready", "silent", "dead", "stopping"]
 DEPLOYMENT = "deployment"
@@ -399,45 +398,19 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
 def _sources(folder: Path) -> Iterator[ReportedResult]:
     """Yield the results below a folder in the order in which they were measured: the name of a run begins with its
     time."""
-    if has_result(folder):
+    if (folder / RESULT).is_file():
         result = read_result(folder, str(folder))
         series = f"{result.provenance.deployment} {folder.name}"
         yield ReportedResult(series, folder, result, None, result.provenance.run_id, folder / EVENTS)
         return
-    _check_folder(folder)
-    records = records_in(folder)
-    if not records:
-        raise StateError(
-            "there is neither a sweep nor a benchmark here",
-            where=str(folder),
-            cause=f"it has no {RESULT} and no points that are over",
-            todo="give the folder that `pdserve sweep` or `pdserve bench` has printed",
-        )
-    varied = _varied(records.values())
-    for place, record in sorted(records.items(), key=lambda item: item[1].run_id or "~"):
+    points = read_sweep(folder)
+    keys = {key for point in points for key, _ in point.record.settings}
+    varied = varied_keys([point.record for point in points]) or keys
+    for point in sorted(points, key=lambda point: point.record.run_id or "~"):
+        record = point.record
         series = ", ".join(f"{key}={value}" for key, value in record.settings if key in varied) or folder.name
-        measured = None if record.result is None else read_result(place / record.result, str(place / record.result))
         kept = SweepFolder(folder).events(record.run_id or "")
-        yield ReportedResult(series, folder, measured, record, record.run_id, kept)
-
-
-def _check_folder(folder: Path) -> None:
-    if folder.is_dir():
-        return
-    if not folder.exists():
-        what, todo = "this folder does not exist", "correct the path: `pdserve sweep` and `pdserve bench` print theirs"
-    else:
-        what, todo = "this is a file, not a folder", f"give the folder that it is in: {folder.parent}"
-    raise StateError(what, where=str(folder), todo=todo)
-
-
-def _varied(records: Iterable[PointRecord]) -> set[str]:
-    """Return the keys whose value is not the same at all points of a sweep; all of its keys, where none is."""
-    values: dict[str, set[str | None]] = {}
-    settings = [dict(record.settings) for record in records]
-    for key in (key for each in settings for key in each):
-        values[key] = {each.get(key) for each in settings}
-    return {key for key, seen in values.items() if len(seen) > 1} or set(values)
+        yield ReportedResult(series, folder, point.result, record, record.run_id, kept)
 
 
 def rows_of(series: str, result: BenchResult) -> list[ReportRow]:

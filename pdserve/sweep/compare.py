@@ -427,9 +427,10 @@ def read_sweep(folder: Path) -> tuple[MeasuredPoint, ...]:
     records = records_in(folder)
     if not records:
         raise StateError(
-            "there is no sweep with points here",
+            "there is no sweep with points here, and no result of a benchmark",
             where=str(folder),
-            todo="give the folder that `pdserve sweep` has printed",
+            cause="the folder does not exist, or has no points that are over",
+            todo="give the folder that `pdserve sweep` or `pdserve bench` has printed",
         )
     return tuple(
         MeasuredPoint(
@@ -445,7 +446,7 @@ def compare_sweeps(a: Sequence[MeasuredPoint], b: Sequence[MeasuredPoint]) -> Co
     """Compare two sweeps, point by point. Points are the same where the keys that vary in one of the two have the same
     values, and work and load are the same. What is the same at all points of a sweep may differ between the two: it is
     named first."""
-    keys = _varied(a) | _varied(b)
+    keys = varied_keys([point.record for point in a]) | varied_keys([point.record for point in b])
     points: list[ComparedPoint] = []
     left_out: list[str] = []
     ours, theirs = (_by_key(side, name, keys, left_out) for side, name in ((a, "A"), (b, "B")))
@@ -470,9 +471,9 @@ def compare_sweeps(a: Sequence[MeasuredPoint], b: Sequence[MeasuredPoint]) -> Co
     return Comparison(differences=tuple(differences), points=tuple(points), left_out=tuple(left_out))
 
 
-def _varied(points: Sequence[MeasuredPoint]) -> set[str]:
+def varied_keys(records: Sequence[PointRecord]) -> set[str]:
     """Return the keys of the recipe that do not have one value at all points."""
-    settings = [dict(point.record.settings) for point in points]
+    settings = [dict(record.settings) for record in records]
     return {key for each in settings for key in each if len({one.get(key) for one in settings}) > 1}
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from pdserve.atomic_write import replace_text
-from pdserve.bench.result import RESULT, BenchResult
+from pdserve.bench.result import BenchResult
 from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import MAKE_ROOM, PdserveError, StateError
@@ -95,23 +95,13 @@ class SweepFolder:
 
 
 def read_point(file: Path) -> PointRecord:
-    """Read the record of a point. Raises StateError when it cannot be read."""
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise StateError("this point cannot be read", where=str(file), cause=error.strerror or str(error)) from None
-    todo = f"remove {file.parent} to measure the point again"
-    return read_model(PointRecord, data, file, other_version=todo, damaged=todo)
+    """Read the record of a point. Raises StateError for one of another version, or that is damaged."""
+    return _read(PointRecord, file, todo=f"remove {file.parent} to measure the point again")
 
 
 def records_in(folder: Path) -> Mapping[Path, PointRecord]:
     """Return all points of a sweep's folder that are over, by the folder of each. Raises StateError."""
     return {file.parent: read_point(file) for file in sorted(folder.glob(f"{POINTS}/*/{POINT}"))}
-
-
-def has_result(folder: Path) -> bool:
-    """Return whether this is the folder of a result of `pdserve bench`."""
-    return (folder / RESULT).is_file()
 
 
 _TASKS, _ARRAYS = "tasks", "arrays"
@@ -244,8 +234,8 @@ def arrays_of(folder: SweepFolder) -> list[ArrayRecord]:
     return sorted(records, key=lambda record: record.submitted)
 
 
-def _read(model: type[ModelT], file: Path) -> ModelT:
-    return read_model(model, file.read_bytes(), file, other_version="remove it", damaged="remove it")
+def _read(model: type[ModelT], file: Path, todo: str = "remove it") -> ModelT:
+    return read_model(model, file.read_bytes(), file, other_version=todo, damaged=todo)
 
 
 def _write(file: Path, record: Frozen) -> None:

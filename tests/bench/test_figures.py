@@ -54,15 +54,6 @@ def test_the_time_in_which_nothing_was_answered_counts_where_requests_were_open_
     assert figures([late, cut], gpus=0, slo={}, load_seconds=60.0).seconds == pytest.approx(80.0)
 
 
-@each_row(
-    "gaps, bursts",
-    [((0.000006,) * 9 + (0.9,) + (0.000006,) * 9, True), ((0.05,) * 19, False), ((0.03,) * 10 + (0.07,) * 9, False)],
-)
-def test_chunks_that_come_in_bursts_are_seen(gaps: tuple[float, ...], bursts: bool) -> None:
-    seen = figures([record(gaps=gaps, ttft=0.1, e2e=0.1 + sum(gaps), output_tokens=20)], gpus=0, slo={})
-    assert seen.bursts is bursts
-
-
 def test_without_an_answer_there_are_no_times() -> None:
     seen = figures([record(ok=False)], gpus=8, slo={"ttft": 1})
     assert (seen.completed, seen.ttft, seen.goodput, seen.output_per_second_per_gpu) == (0, None, None, None)

@@ -11,12 +11,10 @@ import pytest
 from pdserve.bench.workload import (
     AGENTIC,
     RequestTrace,
-    Workload,
     asked_input,
     facts,
     prefix_hit,
     read_trace,
-    with_trace,
 )
 from pdserve.errors import RecipeError
 from tests.bench.kit import AGENTIC_SESSIONS, AGENTIC_TURNS
@@ -145,11 +143,3 @@ def test_the_agentic_trace_is_the_same_everywhere() -> None:
     assert (about.sessions, about.requests) == (AGENTIC_SESSIONS, AGENTIC_SESSIONS * AGENTIC_TURNS)
     assert about.prefix_hit == pytest.approx(0.811, abs=0.001)
     assert not about.estimated
-
-
-def test_a_trace_that_changed_under_its_name_is_refused(tmp_path: Path) -> None:
-    workload, _ = with_trace(Workload(trace=written(tmp_path, {"input_length": 3})))
-    assert workload.trace_digest is not None
-    written(tmp_path, {"input_length": 4})
-    with pytest.raises(RecipeError, match="another trace"):
-        with_trace(workload)
