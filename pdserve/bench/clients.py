@@ -24,7 +24,7 @@ from typing import Any
 from pdserve.bench import vllm_program
 from pdserve.bench.figures import RequestRecord, UnreadableResultError, last_line, read_vllm_records
 from pdserve.bench.snapshot import Clocks
-from pdserve.bench.workload import SESSION_HEADER, Load, RequestTrace, TraceFormat, Workload
+from pdserve.bench.workload import SESSION_HEADER, Load, RequestTrace, Workload
 from pdserve.errors import PreflightError
 from pdserve.logs.lines import end_of, split
 from pdserve.plan.model import Plan
@@ -231,14 +231,6 @@ def _values(metrics: Mapping[str, Any], name: str) -> Iterator[float]:
         yield float(value)
 
 
-FORMATS: Mapping[TraceFormat, str] = {
-    "mooncake": "mooncake_trace",
-    "messages": "mooncake_trace",
-    "conversations": "multi_turn",
-}
-"""AIPerf's names of the formats: a log of messages becomes lines of its Mooncake format, with the messages in them."""
-
-
 def configuration(
     run: ClientRun, tokenizer: dict[str, Any], artifacts: Path, trace: RequestTrace | None, trace_file: Path | None
 ) -> dict[str, Any]:
@@ -285,8 +277,9 @@ def _synthetic(run: ClientRun) -> dict[str, Any]:
 
 
 def _file(trace: RequestTrace, file: Path | None) -> dict[str, Any]:
+    # A log of messages becomes lines of this format too, with the messages in them.
     block = {} if trace.block is None else {"blockSize": trace.block}
-    return {"type": "file", "path": str(file), "format": FORMATS[trace.format], "sampling": "sequential", **block}
+    return {"type": "file", "path": str(file), "format": "mooncake_trace", "sampling": "sequential", **block}
 
 
 def _phase(load: Load, trace: RequestTrace | None) -> dict[str, Any]:

@@ -3,9 +3,8 @@ loads.
 
 The format of a trace is known by the keys of the first line:
 
-    turns                               conversations   AIPerf's multi_turn
     messages, or a body that has them   messages        log of OpenAI requests, or whole conversations
-    input_length or text_input          mooncake        Mooncake's trace, with session_id and delay as AIPerf reads it
+    input_length                        mooncake        Mooncake's trace, with session_id and delay as AIPerf reads it
 
 Recorded timestamps are not replayed: a load says how requests are sent. Answers have the length that the trace asks
 for, else the usual one: with `ignore_eos` every request has a known length, and the check of the answers' lengths holds
@@ -141,7 +140,7 @@ def usual_requests(load: float) -> int:
     return max(_REQUESTS_AT_LEAST, round(_REQUESTS_EACH * load))
 
 
-TraceFormat = Literal["mooncake", "conversations", "messages"]
+TraceFormat = Literal["mooncake", "messages"]
 Piece = tuple[Hashable, float]
 """Some text of a prompt, and its tokens: the same text is the same piece."""
 
@@ -262,38 +261,13 @@ class LoggedMessage(_Row):
 
 
 class MooncakeRow(_Row):
-    """A request of the Mooncake trace: lengths and ids of blocks, or a text. AIPerf adds sessions and delays."""
+    """A request of the Mooncake trace: lengths and ids of blocks. AIPerf adds sessions and delays."""
 
     session_id: _Id | None = None
-    input_length: _Tokens | None = None
-    text_input: Annotated[str, Field(min_length=1)] | None = None
+    input_length: _Tokens
     output_length: _Tokens | None = None
     hash_ids: list[int] | None = None
     delay: _Milliseconds | None = None
-
-    @model_validator(mode="after")
-    def _one_prompt(self) -> MooncakeRow:
-        if (self.input_length is None) == (self.text_input is None):
-            raise ValueError("a line has either input_length or text_input")
-        if self.hash_ids is not None and self.input_length is None:
-            raise ValueError("hash_ids need input_length")
-        return self
-
-
-class ConversationTurn(_Row):
-    """Holds what a user says."""
-
-    text: Annotated[str, Field(min_length=1)]
-    role: str | None = None
-    output_length: _Tokens | None = None
-    delay: _Milliseconds | None = None
-
-
-class ConversationRow(_Row):
-    """A session: each turn follows the model's own answer to the one before."""
-
-    session_id: _Id | None = None
-    turns: Annotated[list[ConversationTurn], Field(min_length=1)]
 
 
 class MessagesRow(_Row):
@@ -329,33 +303,11 @@ def mooncake(lines: Sequence[TraceLine], output_tokens: int, block: int | None) 
         turns, out = [], []
         for line, row in its_rows:
             length = row.output_length or output_tokens
-            pieces = _text(row.text_input) if row.text_input else _blocks(line, row, fitted)
-            turns.append(Turn(length, pieces, whole=False, input_tokens=row.input_length))
+            turns.append(Turn(length, _blocks(line, row, fitted), whole=False, input_tokens=row.input_length))
             kept = row.model_dump(exclude_none=True) | {"session_id": session, "output_length": length}
             out.append(kept)
         sessions.append(Session(session, tuple(turns), tuple(out)))
     return tuple(sessions), fitted
-
-
-def conversations(lines: Sequence[TraceLine], output_tokens: int, _: int | None) -> tuple[Sessions, int | None]:
-    """Read AIPerf's multi_turn format. A leading system turn is no request: AIPerf sends it before the first one."""
-    sessions = []
-    for line in lines:
-        row = line.read(ConversationRow)
-        session = row.session_id or f"line-{line.number}"
-        system = row.turns[0].role == "system" and len(row.turns) > 1
-        said = row.turns[1:] if system else row.turns
-        turns, out = [], []
-        for index, turn in enumerate(said):
-            before = row.turns[0].text if system and index == 0 else ""
-            length = turn.output_length or output_tokens
-            turns.append(Turn(length, _text(before + turn.text), whole=False))
-            out.append(turn.model_dump(exclude_none=True) | {"output_length": length})
-        if system:
-            out.insert(0, {"role": "system", "text": row.turns[0].text})
-        sessions.append(Session(session, tuple(turns), ({"session_id": session, "turns": out},)))
-    _unique(lines, sessions)
-    return tuple(sessions), None
 
 
 def messages(lines: Sequence[TraceLine], output_tokens: int, _: int | None) -> tuple[Sessions, int | None]:
@@ -411,7 +363,7 @@ def openai_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _block(rows: Iterable[tuple[TraceLine, MooncakeRow]], chosen: int | None) -> int | None:
     """Return the size of a block by which every line has one hash id for each of its blocks. Raises RecipeError."""
-    hashed = [(line, row.input_length, len(row.hash_ids)) for line, row in rows if row.input_length and row.hash_ids]
+    hashed = [(line, row.input_length, len(row.hash_ids)) for line, row in rows if row.hash_ids]
     if not hashed:
         return None
 
@@ -430,7 +382,7 @@ def _block(rows: Iterable[tuple[TraceLine, MooncakeRow]], chosen: int | None) ->
 
 
 def _blocks(line: TraceLine, row: MooncakeRow, block: int | None) -> list[Piece]:
-    length = row.input_length or 0
+    length = row.input_length
     if not row.hash_ids or block is None:
         return [(("line", line.number), float(length))]
     full = len(row.hash_ids) - 1
@@ -445,14 +397,6 @@ def _messages(some: Sequence[LoggedMessage]) -> list[Piece]:
 def _text(text: str) -> list[Piece]:
     parts = [text[start : start + _TEXT_BLOCK] for start in range(0, len(text), _TEXT_BLOCK)]
     return [(part, len(part) / _CHARACTERS_A_TOKEN) for part in parts]
-
-
-def _unique(lines: Sequence[TraceLine], sessions: Sequence[Session]) -> None:
-    seen: set[str] = set()
-    for line, session in zip(lines, sessions, strict=True):
-        if session.id in seen:
-            raise line.bad(f"the session {session.id!r} is there twice")
-        seen.add(session.id)
 
 
 AGENTIC = "agentic-tiny"
@@ -527,11 +471,9 @@ def _lines(data: bytes, where: str) -> Iterator[TraceLine]:
 
 def _format_of(line: TraceLine) -> TraceFormat:
     row = line.row
-    if isinstance(row.get("turns"), list):
-        return "conversations"
     if "messages" in openai_row(row):
         return "messages"
-    if "input_length" in row or "text_input" in row:
+    if "input_length" in row:
         return "mooncake"
     keys = ", ".join(list(row)[:8]) or "none"
     raise line.bad(f"its keys ({keys}) are of no format that can be replayed")
@@ -539,7 +481,6 @@ def _format_of(line: TraceLine) -> TraceFormat:
 
 _READERS: Mapping[TraceFormat, Reader] = {
     "mooncake": mooncake,
-    "conversations": conversations,
     "messages": messages,
 }
 
@@ -554,7 +495,7 @@ def facts(trace: RequestTrace) -> TraceFacts:
         requests=trace.requests,
         block=trace.block,
         prefix_hit=prefix_hit(trace),
-        estimated=trace.format != "mooncake" or asked_input(trace) is None,
+        estimated=asked_input(trace) is None,
     )
 
 

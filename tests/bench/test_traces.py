@@ -76,22 +76,6 @@ def test_turns_of_a_mooncake_session_add_to_each_other_and_to_the_answers(tmp_pa
     assert trace.asked_output() == {("a", 0): 10, ("a", 1): 10, ("b", 0): 1}
 
 
-def test_a_conversation_is_a_session_and_its_system_turn_is_no_request(tmp_path: Path) -> None:
-    trace = read(
-        tmp_path,
-        {
-            "session_id": "a",
-            "turns": [{"role": "system", "text": "Be brief."}, {"text": "Hello", "output_length": 3}, {"text": "More"}],
-        },
-        {"turns": [{"text": "Alone"}]},
-    )
-    assert (trace.format, trace.requests) == ("conversations", 3)
-    assert [turn.output_tokens for turn in trace.sessions[0].turns] == [3, 128]
-    assert trace.sessions[0].rows[0]["turns"][0] == {"role": "system", "text": "Be brief."}
-    assert trace.sessions[0].rows[0]["turns"][2]["output_length"] == 128
-    assert asked_input(trace) is None
-
-
 def test_a_log_of_requests_keeps_messages_tools_and_counted_lengths(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     trace = read(
@@ -118,10 +102,7 @@ def test_a_log_of_whole_conversations_is_a_request_for_each_answer_in_it(tmp_pat
     ("{", "Expecting property name"), ("[1]", "it is a list, not an object"),
     ({"prompt": "x"}, "its keys (prompt) are of no format"),
     ({"input_length": 0}, "input_length: Input should be greater than 0"),
-    ({"input_length": 1, "text_input": "x"}, "either input_length or text_input"),
-    ({"text_input": "x", "hash_ids": [1]}, "hash_ids need input_length"),
     ({"messages": [{"content": "x"}]}, "messages.0.role: Field required"),
-    ({"turns": [{"image": "x.png"}]}, "turns.0.text: Field required"),
 ])  # fmt: skip
 def test_a_bad_line_is_refused_with_its_place_and_the_reason(tmp_path: Path, row: Any, cause: str) -> None:
     error = refused(tmp_path, row)
