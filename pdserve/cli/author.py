@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,14 +21,8 @@ verbs = typer.Typer()
 
 @verbs.command()
 def init(
-    model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="FOLDER_OR_ID", help="A folder, or an id of the hub; asked for if missing."),
-    ] = None,
-    hardware: Annotated[
-        str | None,
-        typer.Option("--hardware", help="mi355x, mi300x, h100, h200, b200 or cpu; asked for if missing."),
-    ] = None,
+    model: Annotated[str, typer.Option("--model", metavar="FOLDER_OR_ID", help="A folder, or an id of the hub.")],
+    hardware: Annotated[str, typer.Option("--hardware", help="mi355x, mi300x, h100, h200, b200 or cpu.")],
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=64, help="Nodes of the deployment.")] = 1,
     gpus_per_node: Annotated[
         int | None, typer.Option("--gpus-per-node", min=1, max=64, help="Without it as the hardware usually has.")
@@ -50,10 +43,7 @@ def init(
     """
     from pdserve.operations.import_recipe import save
     from pdserve.operations.init_recipe import first_recipe
-    from pdserve.starter.draft import HARDWARE
 
-    model = _option_or_answer(model, "--model", "a folder, or an id of the hub as Qwen/Qwen3-8B")
-    hardware = _option_or_answer(hardware, "--hardware", ", ".join(HARDWARE))
     made = first_recipe(model, hardware, nodes=nodes, devices=gpus_per_node, goal=goal)
     if out is None:
         typer.echo(made.text, nl=False)
@@ -75,15 +65,6 @@ def init(
         typer.echo(
             f"{out} is written; next: pdserve plan {there}, pdserve preflight {there}, pdserve up {there}", err=True
         )
-
-
-def _option_or_answer(value: str | None, option: str, choices: str) -> str:
-    """Return the option, or the answer at a terminal."""
-    if value is not None:
-        return value
-    if not sys.stdin.isatty():
-        raise typer.BadParameter(f"{option} is missing: give {choices}")
-    return str(typer.prompt(f"{option.lstrip('-')} ({choices})", err=True))
 
 
 @verbs.command("import")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -130,7 +129,7 @@ def bench(
     from pdserve.bench.result import new_folder
     from pdserve.bench.run import Task
     from pdserve.bench.run import bench as measure
-    from pdserve.operations.serving import serving
+    from pdserve.operations.current_run import serving
     from pdserve.run.directory import home, new_run_id
     from pdserve.system.stop_signals import run_to_its_end
 
@@ -148,7 +147,7 @@ def bench(
         max_failed=max_failed,
         slo=read_slo(slo),
     )
-    sent, loads, replayed = work(asked, concurrency, rate, requests, TimeLimits(duration, grace))
+    sent, loads, replayed = work(asked, concurrency, rate, requests, seconds=duration, grace_seconds=grace)
     deployment = serving(home(os.environ), name, "bench")
     sender = client_of(deployment.plan, sent, loads[0], replayed, os.environ, python=python, tokenizer=tokenizer)
     folder = new_folder(home(os.environ), deployment.plan.name, new_run_id())
@@ -301,14 +300,6 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
-@dataclass(frozen=True)
-class TimeLimits:
-    """The values of --duration and --grace."""
-
-    seconds: float | None = None
-    grace_seconds: float | None = None
-
-
 def workload(**typed: Any) -> Workload:
     """Return what is sent. The usual lengths are not for a trace. Raises BadParameter."""
     from pydantic import ValidationError
@@ -329,28 +320,40 @@ def workload(**typed: Any) -> Workload:
 
 
 def work(
-    some: Workload, concurrencies: str | None, rates: str | None, requests: int | None, timed: TimeLimits
+    some: Workload,
+    concurrencies: str | None,
+    rates: str | None,
+    requests: int | None,
+    *,
+    seconds: float | None = None,
+    grace_seconds: float | None = None,
 ) -> tuple[Workload, tuple[Load, ...], RequestTrace | None]:
     """Return the workload with the digest of its trace, the loads, the trace. Raises BadParameter and RecipeError."""
     from pdserve.bench.workload import with_trace
 
-    if timed.grace_seconds is not None and timed.seconds is None:
+    if grace_seconds is not None and seconds is None:
         raise _bad_option("--grace", "it is the time after --duration: give both")
-    if timed.seconds is not None and some.client == "vllm":
+    if seconds is not None and some.client == "vllm":
         raise _bad_option("--duration", "vllm bench serve has none: --client aiperf")
     trace = None
     if some.trace is not None:
         if requests is not None:
             raise _bad_option("--requests", "a trace has its own requests: --sessions takes the first of its sessions")
         some, trace = with_trace(some)
-    chosen = read_loads(concurrencies, rates, requests if trace is None else trace.requests, timed)
+    many = requests if trace is None else trace.requests
+    chosen = read_loads(concurrencies, rates, many, seconds=seconds, grace_seconds=grace_seconds)
     if trace is not None and (most := max((each.concurrency or 0 for each in chosen), default=0)) > len(trace.sessions):
         raise _bad_option("--concurrency", f"{len(trace.sessions)} sessions are never {most} at a time")
     return some, chosen, trace
 
 
 def read_loads(
-    concurrencies: str | None, rates: str | None, requests: int | None, timed: TimeLimits | None = None
+    concurrencies: str | None,
+    rates: str | None,
+    requests: int | None,
+    *,
+    seconds: float | None = None,
+    grace_seconds: float | None = None,
 ) -> tuple[Load, ...]:
     """Read loads such as `1,4,8` and `0.5,1`. Raises BadParameter."""
     from pdserve.bench.workload import Load, usual_requests
@@ -360,10 +363,17 @@ def read_loads(
         raise _bad_option("--concurrency", f"{fraction:g} is no whole number")
     if requests is not None and (most := max(many, default=0)) > requests:
         raise _bad_option("--requests", f"{requests} requests are never {most:g} at a time; give {most:g} or more")
-    time = vars(timed or TimeLimits())
-    chosen = (
-        *(Load(concurrency=int(each), requests=requests or usual_requests(each), **time) for each in many),
-        *(Load(rate=each, requests=requests or usual_requests(each), **time) for each in _numbers("--rate", rates)),
+    measured: list[tuple[int | None, float | None]] = [(int(each), None) for each in many]
+    measured += [(None, each) for each in _numbers("--rate", rates)]
+    chosen = tuple(
+        Load(
+            concurrency=concurrency,
+            rate=rate,
+            requests=requests or usual_requests(concurrency or rate or 0.0),
+            seconds=seconds,
+            grace_seconds=grace_seconds,
+        )
+        for concurrency, rate in measured
     )
     if not chosen:
         raise typer.BadParameter("give a load: --concurrency 1,4,8, or --rate 0.5,1")

@@ -14,7 +14,6 @@ import typer
 
 from pdserve.cli.options import JsonOption, NameArgument
 from pdserve.cli.output import VerbOutput
-from pdserve.errors import StateError
 
 if TYPE_CHECKING:
     from pdserve.evaluation import Score
@@ -83,8 +82,11 @@ def verify(
     }
     import asyncio
 
+    from pdserve.operations.current_run import find_serving
+    from pdserve.run.directory import home
+
     options = load_options(typed, load=load)
-    run_dir, state, plan = find_serving(name, "verify")
+    run_dir, state, plan = find_serving(home(os.environ), name, "verify")
     _, began = run_dir.read_events()
     report = asyncio.run(_prove(run_dir, state, plan, options))
     report = report.model_copy(update={"meanwhile": _meanwhile(run_dir, began, failed=bool(report.having("failed")))})
@@ -203,6 +205,8 @@ def eval_(
     The results stay in the run directory.
     """
     from pdserve.evaluation import EvalSettings, evaluate, find_harness
+    from pdserve.operations.current_run import find_serving
+    from pdserve.run.directory import home
     from pdserve.system.stop_signals import run_to_its_end
 
     settings = EvalSettings(
@@ -214,7 +218,7 @@ def eval_(
         fewshot=fewshot,
         concurrency=concurrency,
     )
-    run_dir, state, plan = find_serving(name, "eval")
+    run_dir, state, plan = find_serving(home(os.environ), name, "eval")
     program = find_harness(harness, os.environ)
     verdict = run_to_its_end(
         evaluate(run_dir, state, plan, settings, harness=program, environ=os.environ, on_repeat=_show_score)
@@ -243,17 +247,3 @@ def _task_file(path: str) -> str:
 def _show_score(score: Score) -> None:
     stderr = "" if score.stderr is None else f" +- {score.stderr:.4f}"
     typer.echo(f"{score.metric} {score.value:.4f}{stderr} of {score.questions} questions", err=True)
-
-
-def find_serving(name: str | None, verb: str) -> tuple[RunDir, DeploymentState, Plan]:
-    """Find a deployment that serves, with its state and plan. Raises StateError when it does not serve, or not with its
-    launcher on this machine."""
-    from pdserve.operations.serving import check_host
-    from pdserve.run.directory import find, has_living_launcher, home
-
-    run_dir = find(home(os.environ), name)
-    state, plan = run_dir.read_state(), run_dir.read_plan()
-    if not has_living_launcher(run_dir, state) or state.phase not in ("ready", "degraded"):
-        raise StateError(f"{state.name} is not serving ({state.phase})", todo="pdserve up, or pdserve status")
-    check_host(state, f"{state.name} is proven", verb)
-    return run_dir, state, plan

@@ -1,17 +1,23 @@
-"""The current run of a deployment by its name, as the verbs ask for it."""
+"""The current run of a deployment by its name, as the verbs ask for it: does it run, where, does it serve."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pdserve.errors import RecipeError, StateError
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Srun
 from pdserve.plan.running import RunningProcesses
 from pdserve.recipe.load.loader import load_recipe
-from pdserve.run.directory import RunDir, find, has_living_launcher
+from pdserve.run.directory import RunDir, find, has_living_launcher, phase_now
+from pdserve.run.state import DeploymentState
+from pdserve.system.host import is_here, is_named_here
+
+if TYPE_CHECKING:
+    from pdserve.bench.run import ServingDeployment
 
 
 def find_running(root: Path, name: str) -> RunDir | None:
@@ -56,3 +62,34 @@ def check_place(run: RunDir, nodes: Sequence[str], *, job: str | None) -> None:
         cause="a deployment is identified by its name, which the recipe gives",
         todo=f"another name for this one: --set name={plan.name}-2; or pdserve down {plan.name} first",
     )
+
+
+def find_serving(
+    root: Path, name: str | None, verb: str, *, phases: Sequence[str] = ("ready", "degraded")
+) -> tuple[RunDir, DeploymentState, Plan]:
+    """Find a deployment that serves, with its state and plan. Raises StateError when it is in none of these phases, and
+    on a machine that does not have its key."""
+    run = find(root, name)
+    state, plan = run.read_state(), run.read_plan()
+    if (phase := phase_now(run, state)) not in phases:
+        raise StateError(
+            f"{state.name} is not {' or '.join(phases)} ({phase})",
+            where=str(run.path),
+            cause=f"pdserve {verb} asks its engines through its proxy",
+            todo=f"pdserve status {state.name} shows what is missing; pdserve up starts it",
+        )
+    if not (is_here(state.host, state.place) or is_named_here(state.host)):
+        raise StateError(
+            f"{state.name} has its key on {state.host}, and pdserve {verb} needs it",
+            todo=f"run it there: srun --overlap --jobid=JOB --nodelist={state.host} pdserve {verb}, or by ssh",
+        )
+    return run, state, plan
+
+
+def serving(root: Path, name: str | None, verb: str) -> ServingDeployment:
+    """Return a deployment that is ready, to be measured, with its state, plan and key. Raises StateError."""
+    from pdserve.bench.run import ServingDeployment
+    from pdserve.operations.size import planned_numbers
+
+    run, state, plan = find_serving(root, name, verb, phases=("ready",))
+    return ServingDeployment(run, state, plan, run.read_key(), planned_numbers(run.recipe))

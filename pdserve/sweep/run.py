@@ -19,12 +19,11 @@ from pdserve.bench.snapshot import plan_digest
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import PdserveError, ReportedError, StateError
 from pdserve.installed.versions import PACKAGES
-from pdserve.operations.current_run import find_running, last_run
+from pdserve.operations.current_run import find_running, last_run, serving
 from pdserve.operations.down import down
 from pdserve.operations.look import choose_destination
 from pdserve.operations.plan_recipe import model_files, recipe_words
 from pdserve.operations.progress import ShownProgress
-from pdserve.operations.serving import serving
 from pdserve.operations.up import UpOptions, up
 from pdserve.preflight.engine_packages import read_versions
 from pdserve.preflight.facts import own_pdserve

@@ -58,20 +58,20 @@ def test_aiperf_is_the_client_only_where_it_is_needed_or_chosen(workload: Worklo
     ({"client": "guidellm"}, {}, "'guidellm' is no client"),
     ({"trace": AGENTIC}, {"requests": 9}, "a trace has its own requests"),
     ({"trace": AGENTIC}, {"concurrencies": "9"}, "8 sessions are never 9 at a time"),
-    ({"client": "vllm"}, {"timed": bench.TimeLimits(5.0)}, "vllm bench serve has none"),
-    ({}, {"timed": bench.TimeLimits(None, 5.0)}, "it is the time after --duration"),
+    ({"client": "vllm"}, {"seconds": 5.0}, "vllm bench serve has none"),
+    ({}, {"grace_seconds": 5.0}, "it is the time after --duration"),
     ({"trace": AGENTIC, "input_tokens": 3}, {}, "a trace has its own prompts"),
 ])  # fmt: skip
 def test_options_that_make_no_sense_are_refused(typed: dict[str, Any], load: dict[str, Any], text: str) -> None:
     every = {"client": None, "input_tokens": None, "output_tokens": None, "trace": None}
-    loads: dict[str, Any] = {"concurrencies": "1", "rates": None, "requests": None, "timed": bench.TimeLimits()}
+    loads: dict[str, Any] = {"concurrencies": "1", "rates": None, "requests": None}
     with pytest.raises(typer.BadParameter, match=text):
         bench.work(bench.workload(**(every | typed)), **(loads | load))
 
 
 def test_a_trace_has_as_many_requests_as_its_sessions_and_its_digest_is_kept() -> None:
     asked = bench.workload(client=None, input_tokens=None, output_tokens=None, trace=AGENTIC, sessions=3)
-    workload, (load,), read = bench.work(asked, "3", None, None, bench.TimeLimits())
+    workload, (load,), read = bench.work(asked, "3", None, None)
     assert read is not None
     assert (load.requests, workload.trace_digest) == (3 * AGENTIC_TURNS, read.digest)
 

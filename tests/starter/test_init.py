@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 from itertools import product
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from pdserve.operations.init_recipe import FirstRecipe, first_recipe
 from pdserve.operations.plan_recipe import plan_for
@@ -171,34 +168,15 @@ def test_a_written_recipe_is_what_up_takes(tmp_path: Path) -> None:
     assert "decode-0" in done.out
 
 
-class Terminal(io.StringIO):
-    """Answers that are typed."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_at_a_terminal_what_is_missing_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", Terminal("org/model\ncpu\n"))
-    done = typed(tmp_path)
-    assert done.code == 0
-    assert "hardware (mi355x, mi300x, h100, h200, b200, cpu)" in done.err
-    assert "id: org/model" in done.out
-    loaded(done.out, tmp_path)
-
-
 @each_row("words, said", [
-    (("--hardware", "h100"), "--model is missing: give a folder"),
+    (("--hardware", "h100"), "Missing option '--model'"),
     (("--model", "org/model", "--hardware", "tpu"), "the hardware tpu is not known"),
     (("--model", "no-such", "--hardware", "cpu"), "no such folder, and no id of the hub"),
     (("--model", "org/model", "--hardware", "cpu", "--gpus-per-node", "2"), "cpu has no GPUs"),
     (("--model", "org/model", "--hardware", "h100", "--nodes", "0"), "--nodes"),
     (("--model", "org/model", "--hardware", "cpu", "-o", "no/such/new.yaml"), "cannot be written"),
 ])  # fmt: skip
-def test_a_wrong_command_line_ends_with_2(
-    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO())
+def test_a_wrong_command_line_ends_with_2(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
     done = typed(tmp_path, *words)
     assert done.code == 2
     assert said in done.err
