@@ -1,1 +1,1 @@
-"""The command line: one small file a verb. It prints; it decides nothing."""
+"""The command line: a module a group of verbs, with their arguments and what they print."""

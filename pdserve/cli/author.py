@@ -150,7 +150,7 @@ def _variables(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _run_import(file: Path, out: Path | None, choice: ImportChoice) -> None:
-    """Prints the recipe, or writes it to `out`; what was not carried over goes to stderr. Raises RecipeError, and
+    """Print the recipe, or write it to `out`; what was not carried over goes to stderr. Raises RecipeError, and
     SourceDifferenceError for an import in part."""
     from pdserve.operations import import_recipe
 
@@ -165,7 +165,7 @@ def _run_import(file: Path, out: Path | None, choice: ImportChoice) -> None:
 
 
 def _import_sweep(file: Path, out: Path, sweep: Path) -> None:
-    """Writes a recipe and a sweep file over it; what was not carried over goes to stderr. Raises RecipeError, and
+    """Write a recipe and a sweep file over it; what was not carried over goes to stderr. Raises RecipeError, and
     SourceDifferenceError for an import in part."""
     from pdserve.importing.recipe_text import line
     from pdserve.operations import import_recipe

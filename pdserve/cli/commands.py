@@ -17,11 +17,11 @@ from pdserve.errors import RecipeError
 from pdserve.installed import proxy_build
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""A wrong command line. Typer may have a click of its own, and exports only this subclass."""
+"""This is a wrong command line. Typer may have a click of its own, and exports only this subclass."""
 
 
 class ReaderLeft(Exception):  # noqa: N818  (not an error of ours: `pdserve status | head`)
-    """The reader of our output has gone. Not an OSError, because typer makes exit code 1 of a broken pipe."""
+    """Says that the reader of our output has gone. Not an OSError, because typer makes exit code 1 of a broken pipe."""
 
 
 class _Commands(TyperGroup):

@@ -39,7 +39,7 @@ TokenizerOption = Annotated[
 ]
 LimitOption = Annotated[float, typer.Option("--limit", min=1, help="Seconds for each run of the client.")]
 USUAL_LIMIT = 1800.0
-"""Of LimitOption."""
+"""A run of the client may take so long, unless --limit says otherwise."""
 
 
 def check_place_options(cluster: Path | None, *, this_machine: bool) -> None:

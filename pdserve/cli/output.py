@@ -32,7 +32,7 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[Cell]], *, title: str 
 
 
 class VerbOutput:
-    """Lines and tables of a verb."""
+    """Prints the lines and tables of a verb."""
 
     def __init__(self, *, stderr: bool = False, goes_on: bool = False) -> None:
         """`goes_on`: also when nothing takes its lines any more."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 verbs = typer.Typer()
 _RECORDED_SECONDS = 1.0
-_COLUMNS = ("requests", "until second", "answered", "cancelled", "failed", "differ")
 _STYLES = {"proven": "green", "failed": "bold red", "not-proven": "yellow"}
 
 
@@ -163,15 +162,13 @@ def _report_lines(report: Report) -> Iterator[tuple[str, str]]:
             yield f"           reason: {proof.reason}", ""
         yield f"           {_numbers(proof.numbers)}", ""
     for window in report.windows if isinstance(report, LoadReport) else ():
-        yield ", ".join(f"{column} {cell}" for column, cell in zip(_COLUMNS, _cells(window), strict=True)), ""
+        yield _window_line(window), ""
 
 
-def _cells(window: LoadWindow) -> tuple[str, ...]:
+def _window_line(window: LoadWindow) -> str:
     return (
-        f"{window.first}-{window.last}",
-        f"{window.seconds:g}",
-        *(str(count) for count in (window.answered, window.cancelled, window.failed)),
-        f"{window.different} of {window.compared}",
+        f"requests {window.first}-{window.last}, until second {window.seconds:g}, answered {window.answered}, "
+        f"cancelled {window.cancelled}, failed {window.failed}, differ {window.different} of {window.compared}"
     )
 
 

@@ -144,8 +144,8 @@ def render(
 
 
 def show_plan(plan: Plan, change: ShownChange | None, *, as_json: bool, replace: bool = False) -> None:
-    """A script, with the change in its first comments; or the plan as JSON, with the change as `change`. `replace`:
-    as `ShownChange.lines`."""
+    """Print a plan as a script, with the change in its first comments; or as JSON, with the change as `change`.
+    `replace`: as `ShownChange.lines`."""
     from pdserve.plan.bash import render_shell
 
     if as_json:

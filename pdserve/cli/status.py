@@ -251,7 +251,7 @@ def _address(exposure: Exposure) -> str:
 
 
 _EVENTS = 8
-"""Shown below the tables."""
+"""So many events are shown below the tables."""
 _NOTES = 6
 _PHASE_STYLES = {True: "bold green", False: "bold yellow"}
 _ENGINE_COLUMNS = ("process", "state", "up", "run", "wait", "KV", "hits", "ext.", "computed", "received", "written")
@@ -263,7 +263,7 @@ _LEGEND = (
 
 
 def run_watch(name: str | None, *, as_json: bool, interval: float) -> None:
-    """Ends with Ctrl-C, a TERM or a closed terminal, or with the error that ends the deployment's record."""
+    """Look again and again, until Ctrl-C, a TERM or a closed terminal."""
     from pdserve.observe.watch import DeploymentWatch
     from pdserve.run.directory import home
 

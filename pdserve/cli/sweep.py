@@ -90,7 +90,7 @@ def run_sweep(
     deployment: str | None = None,
     array: ArrayOptions | None = None,
 ) -> None:
-    """Prints the plan, then a line for each point. `deployment`: only the points of that one, which gets a name of its
+    """Print the plan, then a line for each point. `deployment`: only the points of that one, which gets a name of its
     own; `array`: as arrays of Slurm. Raises InvalidSweepError after the last point, when any is INVALID or lacks."""
     from pdserve.operations.progress import ShownProgress
     from pdserve.run.directory import home
@@ -282,8 +282,8 @@ def run_in_slurm(
     out: VerbOutput,
     on_point: OnPoint,
 ) -> Mapping[str, SlurmTask] | None:
-    """Submits what is missing, and follows it. The last state of each task; None: nothing was followed. `out`: with
-    `dry` it is stderr, because the scripts go to stdout."""
+    """Submit what is missing, and follow it. Returns the last state of each task; None: nothing was followed. `out`:
+    with `dry` it is stderr, because the scripts go to stdout."""
     from pdserve.sweep.slurm import ArrayFollower, check_none_runs, scripts, submit_arrays
 
     arrays = scripts(planned, some, words_of(planned.loaded.path, options, retry=retry), at_once=array.at_once)

@@ -26,12 +26,12 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 _SIGNALLED = 128
 _COLLECT_SECONDS = 1.0
 _SETTLE_SECONDS = 2.0
-"""The pause between the failure of a command and its exit code: a death in the deployment that was its cause is known
-by then, and is the error instead."""
+"""This is the pause between the failure of a command and its exit code: a death in the deployment that was its cause is
+known by then, and is the error instead."""
 
 
 class ClientCommand:
-    """One command, run once at most."""
+    """Runs one command, once at most."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         """Find the program of a command. `environ`: what the command inherits. Raises CommandError when there is no

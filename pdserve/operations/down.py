@@ -30,7 +30,7 @@ from pdserve.system.procfs import is_stopped
 from pdserve.time_limit import time_limit
 
 _DOWN_SECONDS = 300.0
-"""For an answer, or an end, where the plan cannot be read."""
+"""An answer, or an end, is waited for so long where the plan cannot be read."""
 _OVER = ("stopped", "failed")
 
 
@@ -39,7 +39,7 @@ Report = Callable[[str], None]
 
 
 def down(name: str | None, report: Report) -> None:
-    """Stops a deployment. Raises StateError when there is nothing to stop, or something of it cannot be stopped, and
+    """Stop a deployment. Raises StateError when there is nothing to stop, or something of it cannot be stopped, and
     ReportedError with the launcher's own exit code."""
     run = find(home(os.environ), name)
     state = run.read_state()
@@ -90,7 +90,7 @@ def _clear_containers(run: RunDir, state: DeploymentState, report: Report) -> Cl
 
 
 def _stop_by_launcher(run: RunDir, state: DeploymentState, report: Report) -> bool:
-    """Asks the launcher to stop everything; False when it turns out to be gone, or is gone after a signal."""
+    """Ask the launcher to stop everything; False when it turns out to be gone, or is gone after a signal."""
     if is_here(state.host, state.place) and is_stopped(state.launcher) and send(state.launcher, signal.SIGCONT):
         # As an agent or a guard that stands still in a stop: only it knows all that is to be stopped.
         report(f"{state.name}: its launcher (PID {state.launcher.pid}) stood still (SIGSTOP) and got a SIGCONT")

@@ -26,7 +26,7 @@ from pdserve.roles import ENGINE_ROLES
 
 @dataclass(frozen=True)
 class ImportedRecipe:
-    """A recipe that loads, its text, and what the file has beside it."""
+    """Holds a recipe that loads, its text, and what the file has beside it."""
 
     text: str
     draft: Draft

@@ -25,7 +25,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True)
 class FirstRecipe:
-    """A recipe that loads and plans; `checked`: with the planner's numbers."""
+    """Holds a recipe that loads and plans; `checked`: with the planner's numbers."""
 
     text: str
     loaded: LoadedRecipe
@@ -125,9 +125,6 @@ def _wish(
             cause="a wrong path, or an id without its owner",
             todo="give a folder that is there, or an id as Qwen/Qwen3-8B",
         )
-    if folder is not None and not _writable(str(folder)):
-        todo = "rename the folder, or link it under a name of plain characters"
-        raise RecipeError("the folder's name cannot be written into a recipe", where="--model", todo=todo)
     there = folder if folder is not None else files.cached_snapshot(files.hub_cache(environ), model, None)
     config = None if there is None else files.config_in(there)
     tensors = None if there is None or config is None else files.read_model(there).tensors
@@ -144,11 +141,3 @@ def _wish(
         config=config,
         tensors=tensors,
     )
-
-
-def _writable(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return name.isprintable()

@@ -32,9 +32,9 @@ from pdserve.system.stop_signals import hear_stops, hold_stops, let_signals_inte
 OnEvent = Callable[[dict[str, Any]], None]
 _FOLLOW_SECONDS = 0.1
 _STOPPED_EXIT = 130
-"""Of a launcher that was asked to stop before it was ready; as of `up` in the foreground."""
+"""A launcher that was asked to stop before it was ready ends with it, as `up` in the foreground does."""
 _SHOWN_LINES, _SHOWN_BYTES = 12, 4096
-"""Of a launcher's log, that are shown when it ends without a word in the history."""
+"""So much of a launcher's log is shown when it ends without a word in the history."""
 
 
 def run_here(
@@ -46,7 +46,7 @@ def run_here(
     keep: bool,
     command: ClientCommand | None = None,
 ) -> None:
-    """Runs the deployment until it is asked to stop, or the command has ended. Raises StartError or ServeError after
+    """Run the deployment until it is asked to stop, or the command has ended. Raises StartError or ServeError after
     the teardown, and KeyboardInterrupt when the stop was asked for before it had become ready."""
     identity = procfs.identify(os.getpid())
     assert identity is not None
@@ -89,7 +89,7 @@ def run_here(
 
 
 def start_detached(run: RunDir, *, keep: bool) -> Child:
-    """Starts a launcher in a session of its own; its output goes to logs/launcher.log."""
+    """Start a launcher in a session of its own; its output goes to logs/launcher.log."""
     argv = [
         sys.executable,
         "-m",
@@ -103,7 +103,7 @@ def start_detached(run: RunDir, *, keep: bool) -> Child:
 
 
 def end_launcher(launcher: Child) -> None:
-    """Asks a detached launcher to stop and returns once it has ended. What comes meanwhile is passed on: a Ctrl-C
+    """Ask a detached launcher to stop and return once it has ended. What comes meanwhile is passed on: a Ctrl-C
     ends the grace of what is stopping."""
 
     def pass_on(signum: int, _: object = None) -> None:
@@ -119,7 +119,7 @@ def end_launcher(launcher: Child) -> None:
 
 
 def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool, goes_on: bool = False) -> None:
-    """Shows the history of a detached launcher until the deployment is up. Raises ReportedError or StartError when it
+    """Show the history of a detached launcher until the deployment is up. Raises ReportedError or StartError when it
     is not (with 130 if that was asked for elsewhere). `goes_on`: the caller has more to do, and hears itself
     a closed terminal."""
     if signal.SIGHUP in stop_signals() and not goes_on:

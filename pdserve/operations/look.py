@@ -84,12 +84,12 @@ def choose_destination(
 
 @dataclass(frozen=True)
 class CheckedPlan:
-    """The plan for nodes that were looked at, and what keeps it from being started."""
+    """Holds the plan for nodes that were looked at, and what keeps it from being started."""
 
     planned: PlannedRecipe
     findings: tuple[Finding, ...]
     nodes: tuple[str, ...] = ()
-    """One line a node of other machines: its address and how it came to it."""
+    """Each node of other machines has a line: its address and how it came to it."""
     cluster: LoadedCluster | None = None
 
     def raise_failed(self) -> None:

@@ -30,17 +30,17 @@ _KEY = re.compile(r"[a-z_0-9]+(\.[A-Za-z_0-9-]+)*")
 
 @dataclass(frozen=True)
 class PlannedRecipe:
-    """A plan and what it was made of."""
+    """Holds a plan and what it was made of."""
 
     plan: Plan
     loaded: LoadedRecipe
     versions: Versions
     model_config: dict[str, Any] | None = None
-    """The config.json of the model, where it was at hand."""
+    """This is the config.json of the model, where it was at hand."""
 
 
 def load(path: Path, set_: Sequence[str], unset: Sequence[str]) -> LoadedRecipe:
-    """Loads a recipe with the overrides of the command line and this process's environment."""
+    """Load a recipe with the overrides of the command line and this process's environment."""
     return load_recipe(path, set_=set_, unset=unset, environ=os.environ)
 
 
@@ -54,7 +54,7 @@ def plan_for(
     online: bool = False,
     running: RunningProcesses = NOTHING,
 ) -> PlannedRecipe:
-    """Plans for `nodes`, or for hypothetical ones of the recipe's own kind. `versions`: what is installed on the nodes;
+    """Plan for `nodes`, or for hypothetical ones of the recipe's own kind. `versions`: what is installed on the nodes;
     None: they are this machine, or like it. `online`: as `model_config` has it; `running`: as `build_plan`."""
     recipe = loaded.recipe
     # Of hypothetical nodes; others name their interpreter themselves.

@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from pdserve.errors import NotOursError, StateError
 from pdserve.plan.model import Plan
 from pdserve.printable import printable
 from pdserve.run.directory import RunDir
@@ -22,21 +21,23 @@ _QUIET_SECONDS = 15.0
 
 
 class ProgressTerminal(Console):
-    """Lines of a verb that goes on when nothing takes them any more: their reader has left, or their disk is full."""
+    """Prints the lines of a verb that goes on when nothing takes them any more: their reader has left, or their disk is
+    full."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True)
         self.also = ""
-        """Of the warning, for a reader who has no lines any more."""
+        """This ends the warning, for a reader who has no lines any more."""
 
     def on_broken_pipe(self) -> None:
-        """Whoever read the lines has left. The deployment serves on: it is stopped by Ctrl-C or `down`, not by this."""
+        """Print nothing more: whoever read the lines has left. The deployment serves on: it is stopped by Ctrl-C or
+        `down`, not by this."""
         self.quiet = True
         # What is still buffered must go somewhere at the next flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
     def print(self, *objects: Any, **more: Any) -> None:
-        """The first line that a full disk does not take is the last one, and stderr says so. What a line has of a
+        """Print until a full disk does not take a line; stderr says so. What a line has of a
         log or of another process moves no terminal; its style is ours."""
         try:
             super().print(*map(_harmless, objects), **more)
@@ -49,7 +50,7 @@ class ProgressTerminal(Console):
 
 
 def _harmless(shown: Any) -> Any:
-    """A text or a string without control characters; tables and the like as they are."""
+    """Return a text or a string without control characters; tables and the like as they are."""
     if isinstance(shown, str):
         return printable(shown)
     if isinstance(shown, Text) and (text := printable(shown.plain)) != shown.plain:
@@ -58,7 +59,7 @@ def _harmless(shown: Any) -> Any:
 
 
 class ShownProgress:
-    """A verb's progress as lines. Colours on a terminal, plain lines when piped."""
+    """Prints a verb's progress as lines. Colours on a terminal, plain lines when piped."""
 
     def __init__(self, *, stdout: bool = True) -> None:
         """`stdout` False: all goes to stderr, because stdout is another program's."""
@@ -67,40 +68,43 @@ class ShownProgress:
         self._out.also = "; pdserve status has the state"
         self._began = time.monotonic()
         self._progress: dict[str, float] = {}
-        self._begun: tuple[RunDir, Plan] | None = None
+        self._begun: Plan | None = None
+        self._serves_here = False
 
     def warn(self, warnings: Iterable[str]) -> None:
-        """Prints each warning once, before anything starts."""
+        """Print each warning once, before anything starts."""
         for warning in dict.fromkeys(warnings):
             self._err.print(Text(f"warning: {warning}", style="yellow"))
 
     def note(self, *lines: str) -> None:
-        """Lines with the time, as those of events."""
+        """Print lines with the time, as those of events."""
         for line in lines:
             self._line(line)
 
     def result(self, line: str) -> None:
-        """A line as it is."""
+        """Print a line as it is."""
         self._out.print(Text(line))
 
-    def begin(self, run: RunDir, plan: Plan) -> None:
-        """The head: what starts, where it is recorded."""
-        self._begun = (run, plan)
+    def begin(self, run: RunDir, plan: Plan, *, serves_here: bool) -> None:
+        """Print the head: what starts, where it is recorded. `serves_here`: the launcher is in this process; one that
+        only follows another ends with the error that it saw, and the entry point prints that."""
+        self._serves_here = serves_here
+        self._begun = plan
         self._out.also = f"; pdserve status has the state, and {run.events} the history"
         count = len(plan.processes)
         self._line(f"{plan.name}: {count} processes on {len(plan.nodes)} node(s), {plan.mode}; record: {run.path}")
 
     def event(self, event: dict[str, Any]) -> None:
-        """One event of the history."""
+        """Print an event of the history."""
         kind = event["event"]
         if kind == "progress" and not self._news(event["name"]):
             return
         if (text := event_text(event)) is not None:
             self._line(text, style=EVENT_STYLES.get(kind))
             if kind == "up" and self._begun is not None:
-                self._ready(event, self._begun[1])
-        if kind == "failed" and event.get("kept") and self._begun is not None and _serves_here(self._begun[0]):
-            self._print_survived_failure(event, self._begun[1])
+                self._ready(event, self._begun)
+        if kind == "failed" and event.get("kept") and self._begun is not None and self._serves_here:
+            self._print_survived_failure(event, self._begun)
 
     def _news(self, name: str) -> bool:
         now = time.monotonic()
@@ -110,7 +114,7 @@ class ShownProgress:
         return True
 
     def _print_survived_failure(self, event: dict[str, Any], plan: Plan) -> None:
-        """A failure after which the command goes on: its error is not printed at exit."""
+        """Print a failure after which the command goes on: its error is not printed at exit."""
         sys.stdout.flush()
         self._err.print(Text(f"error: {event['error']}"))
         name = plan.name
@@ -123,9 +127,9 @@ class ShownProgress:
         self._line(f"serving {plan.served_name} at {event['endpoint']}/v1{plan.proxy_place}")
 
     def end(self, *, detached: bool) -> None:
-        """The error, if any, is printed by the entry point. `detached`: what to type next."""
+        """Say what to type next, if `detached`. The error, if any, is printed by the entry point."""
         if detached and self._begun is not None:
-            name = self._begun[1].name
+            name = self._begun.name
             self._line(f"next: pdserve status {name} | pdserve verify {name} | pdserve logs -f | pdserve down {name}")
         sys.stdout.flush()
 
@@ -134,18 +138,9 @@ class ShownProgress:
 
 
 def event_text(event: dict[str, Any]) -> str | None:
-    """An event of the history as a line. None: it is not for people."""
+    """Return an event of the history as a line. None: it is not for people."""
     text: str | None = _TEXTS.get(event["event"], lambda _: None)(event)
     return text
-
-
-def _serves_here(run: RunDir) -> bool:
-    """Return whether this process is the launcher. One that only follows another ends with the error that it saw, and
-    the entry point prints that."""
-    try:
-        return run.read_state().launcher.pid == os.getpid()
-    except (StateError, NotOursError):
-        return True  # printed twice is better than not at all
 
 
 def _death_text(event: dict[str, Any]) -> str:

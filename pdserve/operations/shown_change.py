@@ -24,7 +24,7 @@ class ShownChange(Frozen):
     one thing and ended, as a download, is in none."""
 
     run: str
-    """The directory of the run."""
+    """This is the directory of the run."""
     start: tuple[str, ...]
     restart: tuple[str, ...]
     stop: tuple[str, ...]
@@ -79,7 +79,7 @@ def _change_of_record(run: RunDir, plan: Plan) -> ShownChange:
 
 
 RUN_ID = "RUN_ID"
-"""In the place of the id that each run gets."""
+"""This stands in the place of the id that each run gets."""
 _JOB = "JOB_ID"
 
 

@@ -1,4 +1,4 @@
-"""A recipe and what is known of its model to numbers."""
+"""Compute numbers of a recipe, by what is known of its model."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ Print = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Submission:
-    """A job that is not submitted yet."""
+    """Holds a job that is not submitted yet."""
 
     name: str
     """The name of the deployment."""
@@ -66,7 +66,7 @@ def submit_and_follow(wanted: Submission, show: Print, *, detach: bool = False) 
 
 
 class JobError(ReportedError):
-    """A job that did not end well; its output has been shown."""
+    """Says that a job did not end well; its output has been shown."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(f"job {job.id} ended: {job.state.lower()}; its output: {job.output}", job.exit_code or 1)
@@ -118,7 +118,7 @@ class _Following:
             cancel(self._job)
 
     def _look(self) -> Job:
-        """Waits for a controller that is away, as when it is restarted: the job goes on without it."""
+        """Look, and wait for a controller that is away, as when it is restarted: the job goes on without it."""
         deadline = time.monotonic() + _AWAY_SECONDS
         while (job := look(self._job)) is None:
             if time.monotonic() > deadline:
@@ -140,7 +140,7 @@ class _Following:
             raise JobError(job)
 
     def _show(self, job: Job) -> bool:
-        """Prints what is new in the job's output; False if nothing is."""
+        """Print what is new in the job's output; False if nothing is."""
         if job.output is None:
             return False
         try:

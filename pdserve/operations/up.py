@@ -42,7 +42,7 @@ from pdserve.system.stop_signals import hold_stops, let_signals_interrupt
 
 @dataclass(frozen=True)
 class UpOptions:
-    """The options by which a deployment is brought up."""
+    """Says how a deployment is brought up."""
 
     detach: bool = False
     """Return once it is ready; its launcher serves on."""
@@ -61,7 +61,7 @@ class UpOptions:
 
 
 def up(loaded: LoadedRecipe, there: Destination, show: ShownProgress, options: UpOptions) -> None:
-    """Brings a deployment up, or what one that runs lacks. Raises RecipeError, PreflightError, StartError, ServeError,
+    """Bring a deployment up, or what one that runs lacks. Raises RecipeError, PreflightError, StartError, ServeError,
     StateError and ReportedError, and KeyboardInterrupt for a stop that was asked for before it was ready."""
     root, name = home(os.environ), loaded.recipe.name
     if (run := find_running(root, name)) is not None:
@@ -198,7 +198,7 @@ def _bring_up(
             run.save_key(key)
         if options.on_begin is not None:
             options.on_begin(run)
-        show.begin(run, plan)
+        show.begin(run, plan, serves_here=not options.detach)
         _prune(run, plan, show)
         if options.detach:
             with hold_stops(), record_errors(run):
@@ -242,7 +242,7 @@ def _prune(run: RunDir, plan: Plan, show: ShownProgress) -> None:
 
 
 def ask_to_apply(run: RunDir, seen: CheckedPlan, show: ShownProgress, *, replace: bool) -> None:
-    """Asks the launcher of `run`, and shows what it does. `replace`: also engines whose command has changed. Raises
+    """Ask the launcher of `run`, and show what it does. `replace`: also engines whose command has changed. Raises
     ReportedError with the launcher's own exit code when it refuses or fails."""
     planned = seen.planned
     launcher = run.read_state().launcher

@@ -83,7 +83,7 @@ def test_a_key_lasts_as_long_as_its_run_or_until_the_next_up_or_down(tmp_path: P
     assert_nothing_left(deployment)
 
 
-@pytest.mark.parametrize("file", ["typer/__init__.py", "pdserve/run/retention.py"])
+@pytest.mark.parametrize("file", ["typer/__init__.py", "pdserve/run/directory.py"])
 def test_a_command_that_still_imports_ends_without_a_word(
     tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:

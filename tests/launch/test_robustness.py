@@ -87,10 +87,12 @@ def recorded(
     return write_record(RunDir.create(home, name, state.run_id), state, plan(planned_recipe()))
 
 
-def printed(event: dict[str, object], run: RunDir, capsys: pytest.CaptureFixture[str]) -> str:
+def printed(
+    event: dict[str, object], run: RunDir, capsys: pytest.CaptureFixture[str], *, serves_here: bool = True
+) -> str:
     """What the console prints of one event, after its head."""
     console = ShownProgress()
-    console.begin(run, plan(planned_recipe()))
+    console.begin(run, plan(planned_recipe()), serves_here=serves_here)
     capsys.readouterr()
     console.event(event)
     return "".join(capsys.readouterr())
@@ -110,7 +112,7 @@ def test_progress_that_a_full_disk_does_not_take_is_told_once_and_stops_nothing(
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         console = ShownProgress()
-        console.begin(run, plan(planned_recipe()))
+        console.begin(run, plan(planned_recipe()), serves_here=True)
         console.event({**FAILED, "kept": True})
         console.result("done")
         console.end(detached=True)
@@ -129,7 +131,7 @@ def test_a_failure_that_ends_the_command_is_named_at_once_and_reported_at_its_en
 
 
 def test_a_follower_leaves_a_kept_failure_to_its_own_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed({**FAILED, "kept": True}, recorded(tmp_path, launcher=1), capsys) == ""
+    assert printed({**FAILED, "kept": True}, recorded(tmp_path), capsys, serves_here=False) == ""
 
 
 # Folders and files that are not what they should be ------------------------------------------------------------------
