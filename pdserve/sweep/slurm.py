@@ -68,35 +68,28 @@ def submit_arrays(
     arrays: Sequence[RenderedArray], folder: SweepFolder, show: Show, *, one_after_other: bool
 ) -> tuple[ArrayRecord, ...]:
     """Submit the arrays of a sweep. `one_after_other`: a limit of tasks at a time is that of all arrays together.
-    Raises PreflightError with sbatch's own words, and StateError where the record cannot be written: then the array is
-    cancelled. A Ctrl-C cancels all that are submitted by then."""
+    Raises PreflightError with sbatch's own words, and StateError where the record cannot be written. That and a Ctrl-C
+    cancel all that are submitted by then."""
     records: list[ArrayRecord] = []
+    jobs: list[str] = []
     try:
         for array in arrays:
             with hold_stops():
-                after = [f"--dependency=afterany:{records[-1].job}"] if records and one_after_other else []
-                records.append(_submitted(array, folder, after))
-                job, nodes = records[-1].job, f"{array.nodes} node{'s' if array.nodes > 1 else ''}"
-                tasks = "1 task" if len(array.members) == 1 else f"{len(array.members)} tasks"
-                show(f"submitted job {job}: {tasks} of {nodes}; scancel {job}")
-    except KeyboardInterrupt:
+                after = [f"--dependency=afterany:{jobs[-1]}"] if jobs and one_after_other else []
+                jobs.append(submit(array.script, after))
+                ids = tuple(member.id for member in array.members)
+                records.append(ArrayRecord(job=jobs[-1], deployments=ids, submitted=time.time()))
+                write_array(folder, records[-1])
+                nodes = f"{array.nodes} node{'s' if array.nodes > 1 else ''}"
+                tasks = "1 task" if len(ids) == 1 else f"{len(ids)} tasks"
+                show(f"submitted job {jobs[-1]}: {tasks} of {nodes}; scancel {jobs[-1]}")
+    except (KeyboardInterrupt, StateError):
         with hold_stops():
-            for record in records:
-                cancel(record.job)
-                show(f"cancelled job {record.job}")
+            for job in jobs:
+                cancel(job)
+                show(f"cancelled job {job}")
         raise
     return tuple(records)
-
-
-def _submitted(array: RenderedArray, folder: SweepFolder, options: Sequence[str]) -> ArrayRecord:
-    job = submit(array.script, options)
-    record = ArrayRecord(job=job, deployments=tuple(m.id for m in array.members), submitted=time.time())
-    try:
-        write_array(folder, record)
-    except StateError:
-        cancel(job)  # nothing would know of it: neither who types the same command again, nor what it says
-        raise
-    return record
 
 
 @dataclass
@@ -131,7 +124,7 @@ class ArrayFollower:
                         cancel(array.job)
             raise
         deadline = time.monotonic() + _LATE_SECONDS
-        while self._missing() and time.monotonic() < deadline:
+        while any(p.id not in self.known for p in self.planned.points) and time.monotonic() < deadline:
             time.sleep(min(1.0, self.poll_seconds))
             self._points()
 
@@ -170,16 +163,6 @@ class ArrayFollower:
             if record is not None and record != self.known.get(point.id):
                 self.known[point.id] = record
                 self.on_point(point, record)
-
-    def _missing(self) -> bool:
-        """Return whether a task that ended well has left no record of a point yet."""
-        ended = {
-            deployment
-            for array in self.arrays
-            for number, deployment in enumerate(array.deployments)
-            if (task := self.states.get(f"{array.job}_{number}")) is not None and task.state == "COMPLETED"
-        }
-        return any(p.id not in self.known for p in self.planned.points if p.deployment.digest in ended)
 
 
 def list_unfinished(
