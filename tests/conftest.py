@@ -19,9 +19,9 @@ from typing import Any, cast
 import pytest
 from hypothesis import HealthCheck, settings
 
-from pdserve.system import procfs, shared_memory
+from pdserve.system import procfs
 from pdserve.system.process import adopt_orphans
-from pdserve.system.shared_memory import segment_marks
+from pdserve.system.shared_memory import segment_inodes
 from tests import isolation
 from tests.launch.deployment import Deployment
 from tests.nursery import Nursery
@@ -111,8 +111,7 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     # What a longer-lived fixture's process has mapped belongs to that fixture.
     if new := isolation.segments() - segments:
         used = procfs.shared_memory_in_use()
-        new -= {name for name, inode in segment_marks().items() if inode in used}
-        new -= {f"SysV {segment.id}" for segment in shared_memory.segments() if segment.attached}
+        new -= {name for name, inode in segment_inodes().items() if inode in used}
         new &= isolation.segments()
     assert not new, f"shared memory outlives the test: {new}"
     # The last of a guard's work, which nothing else waits for where its launcher was killed.

@@ -14,24 +14,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pdserve.preflight.links import Interface, interfaces, is_loopback
-from pdserve.system import cgroup, procfs, shared_memory
+from pdserve.system import cgroup, procfs
 from pdserve.system.cgroup import Cgroup
 from tests.cluster import kernel
 
 PREFIX = f"pdserve-test-{os.getpid()}-"
 """Of the names that tests choose."""
-_NEW_IPC = 0x08000000
 _memory_is_separate = False
 
 
 def separate_memory() -> None:
-    """Gives this process, and those that it starts from now on, a /dev/shm and SysV segments of their own. Where that
+    """Gives this process, and those that it starts from now on, a /dev/shm of their own. Where that
     is not allowed (no CAP_SYS_ADMIN) the tests share them, and know their own by name."""
     global _memory_is_separate
     os.environ["PDSERVE_TEST_MEMORY"] = PREFIX
     room = os.statvfs(procfs.SHM)
     try:
-        kernel.unshare(kernel.NEW_MOUNTS | _NEW_IPC)
+        kernel.unshare(kernel.NEW_MOUNTS)
     except PermissionError:
         return
     kernel.mount("none", Path("/"), flags=kernel.RECURSIVE | kernel.SLAVE)
@@ -48,7 +47,7 @@ def segments() -> set[str]:
     names = {path.name for path in procfs.SHM.iterdir() if not path.name.startswith("sem.")}
     if not _memory_is_separate:
         return {name for name in names if name.startswith(PREFIX)}
-    return names | {f"SysV {segment.id}" for segment in shared_memory.segments()}
+    return names
 
 
 _SIOCSIFADDR, _SIOCSIFFLAGS, _SIOCSIFNETMASK = 0x8916, 0x8914, 0x891C

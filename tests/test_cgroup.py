@@ -166,20 +166,3 @@ def test_the_cause_of_a_death(
     cause, so = watch.explain("ended", code)
     assert cause.startswith(how.format(at=unit))
     assert so == out_of_memory
-
-
-@each_row("counted_before", [False, True])
-def test_counting_of_memory_ends_with_its_last_cgroup(tmp_path: Path, counted_before: bool) -> None:
-    control = tmp_path / "cgroup.subtree_control"
-    control.write_text("cpu memory" if counted_before else "cpu")
-    cgroup._start_counting(tmp_path)
-    assert control.read_text() == ("cpu memory" if counted_before else "+memory")
-    control.write_text("cpu memory")  # as the kernel shows it then
-    first, second = (tmp_path / f"pdserve-{run}@n-7" for run in ("run-1", "run-2"))
-    for folder in (first, second):
-        folder.mkdir()
-        cgroup._start_counting(tmp_path)
-    for folder in (first, second):
-        assert control.read_text() == "cpu memory", "another one is still in it"
-        assert Cgroup.at(folder).remove()
-    assert control.read_text() == ("cpu memory" if counted_before else "-memory")

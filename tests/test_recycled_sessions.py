@@ -25,7 +25,7 @@ from pdserve.system import process, procfs
 from pdserve.system.cgroup import Cgroup
 from pdserve.system.process import MARKER, marker
 from pdserve.system.procfs import ProcessId
-from pdserve.system.shared_memory import ShmLedger, segment_marks
+from pdserve.system.shared_memory import ShmLedger, segment_inodes
 from tests.launch.deployment import pdserve, recipe
 from tests.launch.records import GONE, HERE, identity_of, recorded_state, write_record
 from tests.tables import each_row
@@ -210,10 +210,11 @@ def test_what_the_last_run_has_left_is_removed(tmp_path: Path, pdserve_home: Pat
         deployment.nodes[node] = deployment.nodes["n"].model_copy(update={"cgroup": Cgroup.at(folder).id})
     write_record(run, deployment)
     segment = procfs.SHM / f"psm_{os.getpid()}_{verb}"
-    ledger = ShmLedger(run.path / "shm@n.json", strangers=segment_marks())
+    ledger = ShmLedger(run.path / "shm@n.json", strangers=segment_inodes())
     try:
-        with segment.open("w+"):
-            ledger.record([os.getpid()])
+        with segment.open("w+") as held, subprocess.Popen(["sleep", "600"], stdin=held) as holder:
+            ledger.record([holder.pid])
+            holder.kill()
         file = recipe(tmp_path)
         shutil.rmtree(tmp_path / "model")  # nothing is to start
         _, output = pdserve(verb, *([file] if verb == "up" else []))

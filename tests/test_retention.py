@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from pdserve.recipe.model import Retention
-from pdserve.run import retention
 from pdserve.run.directory import RunDir
 from pdserve.run.retention import discard_earlier, prune, prune_all
 from pdserve.run.state import NodeState
@@ -207,20 +206,6 @@ def test_a_removal_that_was_interrupted_is_ended_by_the_next(tmp_path: Path) -> 
     run.path.rename(run.path.with_name(f".removed-{run.run_id}"))
     assert len(prune(tmp_path / "fake", LAST_ONLY)) == 1
     assert left(tmp_path) == [run_id(0xFFFFFF)]
-
-
-def test_a_run_in_which_something_is_mounted_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of the same file system may be mounted there: nothing else tells it from one of the run's own."""
-    run = made(tmp_path)
-    newest(tmp_path)
-    theirs = run.logs / "my data\\1\n"
-    theirs.mkdir()
-    mounts = tmp_path / "mountinfo"
-    known = [b"/", os.fsencode(run.path) + b"-2", os.fsencode(run.logs) + rb"/my\040data\1341\012"]
-    mounts.write_bytes(b"".join(b"36 35 98:0 /source %b rw shared:1 - ext4 /dev/x rw\n" % point for point in known))
-    monkeypatch.setattr(retention, "_MOUNTS", mounts)
-    assert [run.problem for run in prune(tmp_path / "fake", LAST_ONLY)] == [f"{theirs} is mounted there"]
-    assert theirs.exists()
 
 
 @pytest.mark.process

@@ -80,12 +80,9 @@ def _print_tail(label: str, file: Path, lines: int) -> int:
 
 def _print_from(label: str, file: Path, offset: int) -> int:
     from pdserve.logs.lines import read_from
-    from pdserve.logs.rotation import lost_of, rotated_log
+    from pdserve.logs.rotation import rotated_log
 
     data = read_from(file, offset)
-    if data is None and (cut := lost_of(file)) is not None:
-        offset = cut.now_at(offset)
-        data = read_from(file, offset)
     if data is None:
         for line in (read_from(rotated_log(file), offset) or b"").splitlines():
             _print(label, line)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pdserve.logs.rotation import lost_of, rotated_log
+from pdserve.logs.rotation import rotated_log
 
 LINE_CHARACTERS = 2000
 """Of a line that is searched: patterns over a line of any length would take any time."""
@@ -68,11 +68,6 @@ class GrowingLog:
 
     def _read_step(self) -> bytes:
         data = read_from(self._file, self._offset, _STEP_BYTES)
-        if data is None and (cut := lost_of(self._file)) is not None:
-            self._offset = cut.now_at(self._offset)
-            if not self._offset:
-                self._unfinished = b""  # the line's end is lost
-            data = read_from(self._file, self._offset, _STEP_BYTES)
         was_cut = data is None
         if data is None:
             data = read_from(rotated_log(self._file), self._offset, _STEP_BYTES) or b""
@@ -83,8 +78,7 @@ class GrowingLog:
 
 def read_from(file: Path, offset: int, limit: int = -1) -> bytes | None:
     """Return what stands in a log from a byte on, nothing where there is no log; None: it ends before that byte,
-    because it was cut (logs/rotation.py): the rest stands in `earlier(file)` from there on, or where `lost_of(file)`
-    points."""
+    because it was cut (logs/rotation.py): the rest stands in `rotated_log(file)` from there on."""
     try:
         # A pipe without a writer must not block its reader.
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:

@@ -23,7 +23,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Coroutine, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -56,17 +55,14 @@ from pdserve.reach.protocol import (
 )
 from pdserve.reach.slurm import without_slurm
 from pdserve.system import cgroup, procfs, queued_output
-from pdserve.system.inotify import NewNames
 from pdserve.system.pipe_writer import PipeWriter
 from pdserve.system.process import Exit, adopt_orphans, die_with_parent, marker, pass_on, root_grace, stop_family
-from pdserve.system.shared_memory import ShmLedger, segment_marks
+from pdserve.system.shared_memory import ShmLedger, segment_inodes
 from pdserve.time_limit import time_limit
 
 _SWEEP_SECONDS = 1.0
-_SETTLED_SECONDS, _YOUNG_SECONDS = 5.0, 30.0
-"""Who belongs to us hardly changes some time after a start, and finding out reads every process of the machine."""
 _REST_TIMES = 20.0
-"""How much longer than a look the pause after it is."""
+"""How much longer than a look the pause after it is, at least: a look reads what each of our processes has mapped."""
 _GUARD_GRACE_SECONDS = 5.0
 _MANY_BYTES = 1024 * 1024
 _FAREWELL_SECONDS = 2.0
@@ -104,7 +100,6 @@ class Agent:
         self._cgroups = cgroups
         self._lives = itertools.count(1)
         self._processes: dict[str, Supervised] = {}
-        self._young_until = -math.inf
         self._stops: set[asyncio.Task[None]] = set()
         self._asks: set[asyncio.Task[None]] = set()
         self._leave = asyncio.Event()
@@ -213,7 +208,6 @@ class Agent:
             how = "could not be started: an earlier life of it was not stopped"
             self._emit(Died(name=name, pid=0, code=None, how=how, seconds=0.0, while_starting=True))
             return
-        self._young_until = asyncio.get_running_loop().time() + _YOUNG_SECONDS
         try:
             # Other ones for each life: what is slow to end of the last one must not take this one with it.
             life = f"{name}.{next(self._lives)}"
@@ -275,23 +269,14 @@ class Agent:
 
     async def _sweep(self) -> None:
         """Notes shared memory while its owners live, and collects adopted orphans."""
-        names, clock = NewNames(procfs.SHM), asyncio.get_running_loop().time
-        seen = -math.inf
-        try:
-            while True:
-                began = clock()
-                # Which processes use a segment: a long file for each; orphans are still descendants, adopted by us.
-                if self._ledger.unknown():
-                    self._ledger.record_of_all(lambda: procfs.descendants(os.getpid()))
-                elif began - seen >= (_SWEEP_SECONDS if began < self._young_until else _SETTLED_SECONDS):
-                    self._ledger.see(procfs.descendants(os.getpid()))
-                    seen = began
-                reap_adopted(process.root_pid for process in self._processes.values())
-                # Whoever makes names all the time, one of ours or not, does not take our time.
-                await asyncio.sleep(min(_SWEEP_SECONDS, _REST_TIMES * (clock() - began)))
-                await names.wait(_SWEEP_SECONDS)
-        finally:
-            names.close()
+        clock = asyncio.get_running_loop().time
+        while True:
+            began = clock()
+            if self._ledger.unknown():
+                # Orphans are still descendants, adopted by us.
+                self._ledger.record(procfs.descendants(os.getpid()))
+            reap_adopted(process.root_pid for process in self._processes.values())
+            await asyncio.sleep(max(_SWEEP_SECONDS, _REST_TIMES * (clock() - began)))
 
     def _emit(self, event: AgentMessage) -> None:
         """Send an event. It waits for a launcher that does not read (one that is held in a debugger); those that a
@@ -323,7 +308,7 @@ def guard(agent_pid: int, run_dir: Path, node: str, *, strangers: Mapping[str, i
     devnull = os.open(os.devnull, os.O_RDWR)
     os.dup2(devnull, 0)
     os.dup2(devnull, 1)
-    ledger = ShmLedger(ledger_file(run_dir, node), strangers=strangers, until=time.time())
+    ledger = ShmLedger(ledger_file(run_dir, node), strangers=strangers)
 
     def members() -> set[int]:
         reap_adopted(())
@@ -378,7 +363,7 @@ def main() -> int:
     parser.add_argument("--pulse", type=float, help="seconds between signs of life")
     parser.add_argument("--term-seconds", type=float, help="what all stops may take after a TERM from outside")
     options = parser.parse_args()
-    strangers = segment_marks()
+    strangers = segment_inodes()
     kept = ledger_file(options.run_dir, options.node)
     ShmLedger(kept, strangers=strangers).save()
     adopt_orphans()

@@ -348,19 +348,18 @@ class Supervised:
             try:
                 if self._log.stat().st_size <= limit:
                     continue
-                await self._cut_log(limit, keep)
+                await self._cut_log(keep)
             except OSError as error:
                 _log(f"{self._log} cannot be cut: {error}")
                 await asyncio.sleep(_CUT_AGAIN_SECONDS)
 
-    async def _cut_log(self, limit: int, keep: int) -> None:
+    async def _cut_log(self, keep: int) -> None:
         """Cut the log. Nothing is awaited between a cut and what is known of it: see `log_tail`."""
-        if (in_place := await rotation.cut(self._log, limit, keep)) is not None:
-            cut, error = in_place
-            self._cut_from, self._log_from = None, cut.now_at(self._log_from)
-            self._emit(LogCut(name=self.name, lost=cut.lost, why=error.strerror or str(error)))
-        else:
-            self._cut_from, self._log_from = (self._log_from if keep else None), 0
+        dropped = await rotation.cut(self._log, keep)
+        self._cut_from, self._log_from = (self._log_from if keep and dropped is None else None), 0
+        if dropped is not None:
+            lost, error = dropped
+            self._emit(LogCut(name=self.name, lost=lost, why=error.strerror or str(error)))
 
 
 def _log(text: str) -> None:

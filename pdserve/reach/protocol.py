@@ -121,7 +121,7 @@ class Progress(Message):
 
 
 class LogCut(Message):
-    """A log was cut where no copy of it had room: its beginning is lost."""
+    """A log was cut where no copy of it had room: what it had is lost."""
 
     event: Literal["log_cut"] = "log_cut"
     name: str

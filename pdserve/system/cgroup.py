@@ -33,9 +33,6 @@ SWITCH = "PDSERVE_CGROUPS"
 """Environment variable; `off` where pdserve is started: make none."""
 _PROC = Path("/proc/self")
 _FROZEN = "frozen 1"
-_MEMORY = "memory"
-_BY_US = "user.pdserve.memory"
-"""Extended attribute of a cgroup (a kernel with cgroup.kill has them) in which we have begun to count memory."""
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -111,7 +108,6 @@ class Cgroup:
                 continue
             except OSError:
                 return False
-        _stop_counting(self.path.parent)
         return True
 
     @contextmanager
@@ -176,31 +172,9 @@ def make_own_cgroup(name: str, environ: Mapping[str, str]) -> CgroupOutcome:
     # Each process's memory is then counted by itself (`OomWatch`). Below the root the kernel refuses it (EBUSY)
     # where processes are in our own, and those of others are not ours to move.
     for folder in (home, made.path):
-        _start_counting(folder)
+        with contextlib.suppress(OSError):
+            (folder / "cgroup.subtree_control").write_text("+memory")
     return CgroupOutcome(made)
-
-
-def _start_counting(folder: Path) -> None:
-    """Count the memory of each cgroup in this one. That it was us who began is noted where the next run of whatever
-    deployment finds it, and before it is so."""
-    control = folder / "cgroup.subtree_control"
-    with contextlib.suppress(OSError):
-        if _MEMORY in control.read_text().split():
-            return
-        os.setxattr(folder, _BY_US, b"1")
-        try:
-            control.write_text(f"+{_MEMORY}")
-        except OSError:
-            os.removexattr(folder, _BY_US)
-
-
-def _stop_counting(folder: Path) -> None:
-    """Turn the memory controller off, if we turned it on and no cgroup is in it any more that would be counted."""
-    with contextlib.suppress(OSError):
-        os.getxattr(folder, _BY_US)
-        if not any(each.is_dir() for each in folder.iterdir()):
-            (folder / "cgroup.subtree_control").write_text(f"-{_MEMORY}")
-            os.removexattr(folder, _BY_US)
 
 
 def find_recorded_cgroup(identity: CgroupId | None, run_id: str) -> Cgroup | None:

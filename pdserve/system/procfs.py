@@ -15,8 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field
 _PROC = Path("/proc")
 _STAT_STATE, _STAT_PPID, _STAT_SESSION, _STAT_UTIME, _STAT_STIME, _STAT_START = 0, 1, 3, 11, 12, 19
 _TCP_LISTEN = "0A"
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""PROC_PID_INIT_INO (linux/proc_ns.h)."""
 SHM = Path("/dev/shm")  # noqa: S108  (POSIX shared memory lives there; nothing is created here)
 
 
@@ -33,11 +31,6 @@ class ProcessId(BaseModel):
         """Return True while exactly this process runs. A zombie is dead."""
         stat = _stat(self.pid)
         return stat is not None and int(stat[_STAT_START]) == self.start_ticks and not _has_ended(self.pid, stat)
-
-
-def in_first_pid_namespace() -> bool:
-    """Return whether our PIDs are those of the whole machine: the kernel gives its first namespace a fixed inode."""
-    return os.readlink(_PROC / "self/ns/pid") == _FIRST_PID_NAMESPACE  # noqa: PTH115  (it is no path)
 
 
 class Place(BaseModel):

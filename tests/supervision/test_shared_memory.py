@@ -1,15 +1,13 @@
-"""Whose a shared-memory segment is, and when it may go: real processes that make all kinds of them and are killed."""
+"""Whose a shared-memory segment is, and when it may go: real processes that make them and are killed."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import mmap
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -23,50 +21,31 @@ from pdserve.run.state import NodeState
 from pdserve.system import procfs
 from pdserve.system.process import send
 from pdserve.system.procfs import ProcessId
-from pdserve.system.shared_memory import ShmLedger, segment_marks
+from pdserve.system.shared_memory import ShmLedger, segment_inodes
 from tests.launch.records import HERE, identity_of, recorded_state
 from tests.supervision.agents import agent, planned, until, until_gone
 
 pytestmark = pytest.mark.process
 
 MAKER = """
-import ctypes, os, sys
-libc, held = ctypes.CDLL(None), []
-libc.shmat.restype = ctypes.c_void_p
-libc.shmat.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+import os, sys
+held = []
 
-def sysv():
-    held.append(libc.shmget(0, 4096, 0o1600))
-    return f"sysv/{held[-1]}"
-
-def file(name):
+def make(kind):
+    name = f"{kind}_{os.getpid()}_0"
     held.append(os.open("/dev/shm/" + name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     os.ftruncate(held[-1], 4096)
     return name
 
-def unused(name):
-    file(name)
-    os.close(held.pop())
-    return name
-
-def attach(number):
-    assert libc.shmat(int(number), None, 0) not in (None, ctypes.c_void_p(-1).value)
-    return "attached"
-
-def kind(name):
-    names = {"sysv": sysv, "torch": lambda: unused(f"torch_{os.getpid()}_77_0"),
-             "lmcache": lambda: unused(f"lmcache_kv_{os.getpid()}_0"), "open": lambda: file(f"psm_{os.getpid()}x")}
-    return names[name]() if name in names else attach(name)
-
 if len(sys.argv) > 1:
-    print("made", *map(kind, sys.argv[1:]), flush=True)
+    print("made", *map(make, sys.argv[1:]), flush=True)
     sys.stdin = open(os.pipe()[0])
 for line in sys.stdin:
-    print(kind(line.strip()), flush=True)
+    line = line.strip()
+    print(os.close(held.pop()) if line == "close" else make(line), flush=True)
 """
-"""Makes what it is told: on its command line, and then waits; or line by line."""
-UNUSED = ["sysv", "torch", "lmcache"]
-"""Kinds that nobody has mapped, open or attached once they are made."""
+"""Makes what it is told: on its command line, and then waits; or line by line. `close`: what it has made last."""
+KINDS = ["psm", "torch", "lmcache_kv"]
 
 
 class Maker:
@@ -83,12 +62,19 @@ class Maker:
         return self.id.pid
 
     def make(self, kind: str) -> str:
+        self.names.append(self._tell(kind))
+        return self.names[-1]
+
+    def close_last(self) -> None:
+        """Have it close what it has made last."""
+        self._tell("close")
+
+    def _tell(self, line: str) -> str:
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
-        self._popen.stdin.write(f"{kind}\n".encode())
+        self._popen.stdin.write(f"{line}\n".encode())
         self._popen.stdin.flush()
-        self.names.append(self._popen.stdout.readline().decode().strip())
-        return self.names[-1]
+        return self._popen.stdout.readline().decode().strip()
 
     def kill(self) -> None:
         self._popen.kill()
@@ -103,25 +89,16 @@ class Maker:
 
 def forget(name: str) -> None:
     """Takes a segment away, whatever state a failed test left it in."""
-    if name.startswith("sysv/"):
-        ctypes.CDLL(None).shmctl(int(name.removeprefix("sysv/")), 0, None)
-    elif name != "attached":
-        (procfs.SHM / name).unlink(missing_ok=True)
+    (procfs.SHM / name).unlink(missing_ok=True)
 
 
 def exists(name: str) -> bool:
-    return name in segment_marks()
-
-
-@pytest.fixture(autouse=True)
-def _pids_of_the_whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the tests themselves run in a container."""
-    monkeypatch.setattr(procfs, "in_first_pid_namespace", lambda: True)
+    return name in segment_inodes()
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> ShmLedger:
-    return ShmLedger(tmp_path / "shm.json", strangers=segment_marks())
+    return ShmLedger(tmp_path / "shm.json", strangers=segment_inodes())
 
 
 @pytest.fixture
@@ -137,73 +114,45 @@ def stranger() -> Iterator[Maker]:
         yield process
 
 
-@pytest.mark.parametrize("kind", UNUSED)
 @pytest.mark.parametrize("taken_over", [False, True])
-def test_what_one_of_ours_has_made_is_removed_although_no_look_saw_the_two_together(
-    tmp_path: Path, ledger: ShmLedger, maker: Maker, kind: str, taken_over: bool
+def test_what_one_of_ours_was_seen_with_is_removed_once_it_is_dead(
+    tmp_path: Path, ledger: ShmLedger, maker: Maker, taken_over: bool
 ) -> None:
-    """Also by the guard after its agent: maker and agent are killed before anybody has looked."""
-    ledger.see([maker.pid])
-    name = maker.make(kind)
-    maker.kill()
+    """Also by the guard after its agent."""
+    name = maker.make("psm")
     assert ledger.unknown()
-    later = ShmLedger(tmp_path / "shm.json", until=time.time()) if taken_over else ledger
-    later.record(())
+    ledger.record([maker.pid])
+    assert not ledger.unknown()
+    maker.kill()
+    later = ShmLedger(tmp_path / "shm.json") if taken_over else ledger
     assert later.remove_orphans() == [name]
     assert not exists(name)
 
 
-@pytest.mark.parametrize("kind", [*UNUSED, "open"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_while_its_maker_lives_it_stays(ledger: ShmLedger, maker: Maker, kind: str) -> None:
     """It may hand on the name: another process of ours that stops is no reason to take it away."""
     name = maker.make(kind)
     ledger.record([maker.pid])
+    maker.close_last()
     assert (ledger.remove_orphans(), exists(name)) == ([], True)
     maker.kill()
     assert (ledger.remove_orphans(), exists(name)) == ([name], False)
 
 
-@pytest.mark.parametrize("kind", [*UNUSED, "open"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_strangers_stays_whatever_it_is_called(ledger: ShmLedger, maker: Maker, stranger: Maker, kind: str) -> None:
     ours = maker.make(kind)
     name = stranger.make(kind)
-    ledger.record_of_all(lambda: {maker.pid})
+    ledger.record([maker.pid])
     for process in (maker, stranger):
         process.kill()
     ledger.record(())
     assert (ledger.remove_orphans(), exists(name)) == ([ours], True)
 
 
-@pytest.mark.parametrize("kind", UNUSED)
-@pytest.mark.parametrize(("ended", "ours"), [(-60.0, False), (+60.0, True)], ids=["before", "after"])
-def test_a_pid_that_is_a_strangers_by_now_proves_nothing(
-    tmp_path: Path, stranger: Maker, kind: str, ended: float, ours: bool
-) -> None:
-    """A process of ours had its number until a minute before the segment was made; had it lived on, it were ours."""
-    file, now = tmp_path / "shm.json", time.time()
-    ShmLedger(file, strangers=segment_marks()).save()
-    life = [stranger.pid, stranger.id.start_ticks - 1, now - 600, now + ended]
-    file.write_text(json.dumps({**json.loads(file.read_text()), "lives": [life]}))
-    name = stranger.make(kind)
-    stranger.kill()
-    later = ShmLedger(file)
-    later.record(())
-    assert later.remove_orphans() == ([name] if ours else [])
-    assert exists(name) is not ours
-
-
-def test_an_attached_segment_stays_until_it_is_detached(ledger: ShmLedger, maker: Maker, stranger: Maker) -> None:
-    name = maker.make("sysv")
-    assert stranger.make(name.removeprefix("sysv/")) == "attached"
-    ledger.record([maker.pid])
-    maker.kill()
-    assert (ledger.remove_orphans(), exists(name)) == ([], True)
-    stranger.kill()
-    assert (ledger.remove_orphans(), exists(name)) == ([name], False)
-
-
 def test_what_a_stranger_only_reads_is_in_use(ledger: ShmLedger, maker: Maker) -> None:
-    name = maker.make("open")
+    name = maker.make("psm")
     ledger.record([maker.pid])
     with (procfs.SHM / name).open("rb"):
         maker.kill()
@@ -211,31 +160,9 @@ def test_what_a_stranger_only_reads_is_in_use(ledger: ShmLedger, maker: Maker) -
     assert ledger.remove_orphans() == [name]
 
 
-@pytest.mark.parametrize("kind", ["torch", "lmcache"])
-def test_a_pid_in_a_name_proves_nothing_where_containers_have_their_own(
-    ledger: ShmLedger, maker: Maker, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two of them may share /dev/shm, and one process in each has that PID."""
-    monkeypatch.setattr(procfs, "in_first_pid_namespace", lambda: False)
-    ledger.see([maker.pid])
-    name = maker.make(kind)
-    ledger.record([maker.pid])
-    maker.kill()
-    assert (ledger.remove_orphans(), exists(name)) == ([], True)
-
-
-def test_a_pid_namespace_of_ones_own_is_not_the_first() -> None:
-    command = "from pdserve.system import procfs; print(procfs.in_first_pid_namespace())"
-    argv = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", command]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode and "unshare" in done.stderr:
-        pytest.skip("no PID namespaces for this user")
-    assert done.stdout == "False\n", done.stderr
-
-
 def test_a_file_name_of_any_bytes_keeps_no_segment_of_ours(ledger: ShmLedger, maker: Maker, tmp_path: Path) -> None:
     """The kernel shows the names of all that is mapped, and they are bytes of any kind."""
-    name = maker.make("open")
+    name = maker.make("psm")
     with open(os.fsencode(tmp_path) + b"/\xff", "w+b") as file:  # noqa: PTH123  (a Path is text)
         file.truncate(4096)
         with mmap.mmap(file.fileno(), 4096):
@@ -272,11 +199,11 @@ async def test_nothing_of_a_killed_engine_is_left_in_whatever_order_all_die(tmp_
     try:
         async with agent(run.path) as under_test:
             hello = await under_test.expect(Hello)
-            engine = await under_test.start(planned("engine", MAKER, "sysv", "torch", "lmcache", "open"))
+            engine = await under_test.start(planned("engine", MAKER, *KINDS))
             await until(lambda: log.exists() and log.read_text().endswith("\n"))
             made.extend(log.read_text().split()[1:])
-            assert len(made) == 4
-            await until(lambda: set(made) <= set(json.loads(file.read_text())["names"]))
+            assert len(made) == len(KINDS)
+            await until(lambda: set(made) <= {segment[0] for segment in json.loads(file.read_text())["segments"]})
             if at_once:
                 assert send(hello.guard, signal.SIGSTOP)
             for victim in ("agent", "engine") if at_once else order.split():

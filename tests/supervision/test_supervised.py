@@ -13,7 +13,7 @@ import pytest
 from pdserve.node.supervised import Supervised
 from pdserve.plan.process import Env, HttpProbe, Process
 from pdserve.reach.protocol import Died, Late, Progress, Ready, Started
-from pdserve.system.shared_memory import ShmLedger, segment_marks
+from pdserve.system.shared_memory import ShmLedger, segment_inodes
 from tests.launch.deployment import free_ports
 from tests.supervision.agents import Events, planned
 from tests.test_log_lines import death
@@ -42,7 +42,7 @@ class Watched(Events):
             marker="run-1/token/engine.1",
             environ=os.environ,
             emit=self.receive,
-            ledger=ShmLedger(folder / "shm.json", strangers=segment_marks()),
+            ledger=ShmLedger(folder / "shm.json", strangers=segment_inodes()),
             fatal_grace=fatal_grace,
         )
 

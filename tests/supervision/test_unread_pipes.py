@@ -16,7 +16,7 @@ from pdserve.node.agent import Agent
 from pdserve.reach.protocol import Died, Gone, Progress, Pulse, Push, Start, Started, Stopped
 from pdserve.system import process as system
 from pdserve.system.cgroup import CgroupOutcome
-from pdserve.system.shared_memory import ShmLedger, segment_marks
+from pdserve.system.shared_memory import ShmLedger, segment_inodes
 from tests.supervision.agents import NEVER_READY, TOKEN, EventT, linked, planned
 
 MEGABYTE = 1024 * 1024
@@ -26,7 +26,7 @@ class AgentHere(Agent):
     """An agent in this process. What it reports stays here too."""
 
     def __init__(self, folder: Path) -> None:
-        ledger = ShmLedger(folder / "shm.json", strangers=segment_marks())
+        ledger = ShmLedger(folder / "shm.json", strangers=segment_inodes())
         super().__init__(node="here", run_dir=folder, run_id="run-1", ledger=ledger, cgroups=CgroupOutcome(None))
         self.said: list[object] = []
 
