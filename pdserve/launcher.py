@@ -167,7 +167,6 @@ class Launcher:
                     await race.run(self._proofs.same_weights())
             self._proofs.patches_active(process.name for process in processes)
             await race.run(self._proofs.attached())
-            await race.run(self._proofs.pools(process.name for process in processes))
             await race.run(self._proofs.reached())
             self._fleet.release_all()
             canary = await race.run(self._proofs.canary())

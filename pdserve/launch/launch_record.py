@@ -58,8 +58,6 @@ class KeptRecord:
         self._key = engine_key
         self._run = fleet.run
         self._texts: dict[Path, str] = {}
-        self._superseded = False
-        self._good: tuple[int, int, int] | None = None
         self.keep()
 
     def keep(self) -> None:
@@ -81,31 +79,10 @@ class KeptRecord:
             for file, text in self._texts.items():
                 if not file.exists():
                     self._run.write(file, text)
-            self._keep_state()
-            self._point()
+            if not self._run.state.exists():
+                self._fleet.save()
+            self._run.keep_current()
             self._keep_key()
-
-    def _keep_state(self) -> None:
-        """Restore the record, also one that was emptied or overwritten, or torn by a crash of its disk."""
-        if (there := self._state_there()) is not None and there == self._good:
-            return
-        own = self._fleet.state
-        with contextlib.suppress(StateError):
-            read = self._run.read_state()
-            if (read.run_id, read.launcher) == (own.run_id, own.launcher):
-                self._good = there
-                return
-        if self._run.state.is_dir() and not self._run.state.is_symlink():
-            self._run.state.rename(self._run.state.with_name(f"state.json.folder-{time.time():.3f}"))
-        self._fleet.save()
-
-    def _state_there(self) -> tuple[int, int, int] | None:
-        """Return what changes when the file of the state is written."""
-        try:
-            status = self._run.state.lstat()
-        except FileNotFoundError:
-            return None
-        return status.st_ino, status.st_mtime_ns, status.st_size
 
     def _keep_key(self) -> None:
         """Write the key again where it is gone: a logout takes the folder of the key along, and the next login makes it
@@ -124,29 +101,13 @@ class KeptRecord:
             "and a process has a log again after pdserve restart NAME"
         )
         self._run.write(self._run.state, state.model_dump_json(indent=1))
-        self._point()
+        self._run.keep_current()
         if self._key is not None:
             self._run.note_key_folder()
         # The plan is the last one: as long as it is missing, the next look does all of this again.
         for file, text in sorted(self._texts.items(), key=lambda kept: kept[0] == self._run.plan):
             self._run.write(file, text)
         self._fleet.record("record_deleted", text=f"{state.name}: {state.note}")
-
-    def _point(self) -> None:
-        """Keep `current` on this run, unless a newer launcher has taken the deployment over: it is the one that
-        `status` and `down` mean, until it ends. After that `current` leads here again; meanwhile its own record is
-        kept."""
-        other = self._run.keep_current()
-        if bool(other) != self._superseded:
-            self._superseded = bool(other)
-            me = f"run {self._run.run_id}, launcher PID {self._fleet.state.launcher.pid}"
-            note = f"pdserve status and down mean this run again ({me})"
-            if other:
-                note = (
-                    f"another deployment of this name was started: {other}; pdserve status and down mean that one "
-                    f"until it has ended, and TERM ends this one ({me})"
-                )
-            self._fleet.record("note", text=f"{self._fleet.state.name}: {note}")
 
 
 def git_revision(folder: Path) -> str | None:

@@ -20,25 +20,17 @@ from pdserve.launch.bad_peers import Outcome, PeerJudge
 from pdserve.launch.failure import interrupted_restart, serve_error, start_error
 from pdserve.launch.fleet import Fleet, Trouble, declared_death
 from pdserve.launch.instance_routing import InstanceRouting
-from pdserve.launch.start_proofs import InstanceProofs, wait_for_memory
+from pdserve.launch.start_proofs import InstanceProofs
 from pdserve.plan.model import LmcacheServer
 from pdserve.plan.process import Process
 from pdserve.reach.protocol import Died, Gone, Health, Late
 from pdserve.time_limit import time_limit
 
 _LMCACHE_TRIES = 3
-UNPROVEN = "to be proven"
-"""Reason for holding an engine that is healthy but has not answered its canary yet."""
-_TO_BE_RESTARTED = "to be restarted"
-"""Reason for holding what is drained for its restart."""
-_BAD_PEER = "no KV crosses between it and a new engine: to be restarted"
-"""The same of a peer that is restarted for what a new engine has shown."""
-_ON_THE_WAY = (UNPROVEN, _TO_BE_RESTARTED, _BAD_PEER)
-"""Reasons that end when a recovery does."""
+_RETURNING = "to be proven"
+"""Reason for holding an instance from the drain before its restart until it is proven: it ends when a recovery does."""
 _IS_DOWN = " is down"
 """End of the reason for holding the engines of a cache server."""
-_EMPTY = "without the memory of its engines"
-"""Reason for holding the master of a Mooncake store."""
 
 
 class Recovery:
@@ -125,7 +117,6 @@ class Recovery:
             else:
                 self._begin_task(name, self._restart(name))
         await self._end_of(name, restarted=name)
-        await self._end_of(_memory_of(name), restarted=name)
         if name != "proxy" and self._fleet.plan.proxy_kind == "vllm-router":
             await self._end_of("proxy", restarted=name)  # it learns what is new about this one
         if is_ready := self._fleet.phase_of(name) == "ready":
@@ -288,7 +279,7 @@ class Recovery:
             )
             if server.process not in self._tasks and self._is_ready(server) and not all(map(self._fleet.silent, kept)):
                 self._begin_task(f"return to {server.process}", self._prove_all_for_server(server))
-        held = [name for name, reasons in self._fleet.held.items() if not reasons.isdisjoint(_ON_THE_WAY)]
+        held = [name for name, reasons in self._fleet.held.items() if _RETURNING in reasons]
         for leader in dict.fromkeys(self._leader(name) for name in held if name in self._fleet.plan.names()):
             silent = any(self._fleet.silent(process.name) for process in self._fleet.plan.instance_of(leader))
             if (
@@ -304,8 +295,6 @@ class Recovery:
         if await self._proven(name):
             self._route_to(name)
         elif not self._instances.lives(name)() or self._has_servers(name):
-            for reason in (_TO_BE_RESTARTED, _BAD_PEER):
-                self._instances.release(name, reason)
             await self._stop_failed(name)
             await self._recover(declared_death(name, "did not return after a start that came into its recovery", 0))
 
@@ -392,22 +381,19 @@ class Recovery:
         phases = [self._fleet.phase_of(process.name) for process in self._fleet.plan.instance_of(leader)]
         return all(phase in ("starting", "ready", "degraded") for phase in phases)
 
-    async def _restart(self, name: str, why: str = _TO_BE_RESTARTED) -> None:
-        if not await self._restart_once(name, why):
+    async def _restart(self, name: str) -> None:
+        if not await self._restart_once(name):
             note = self._fleet.state.processes[name].note
             await self._recover(declared_death(name, f"did not come back: {note}", 0))
 
-    async def _restart_once(
-        self, name: str, why: str = _TO_BE_RESTARTED, adopt: Callable[[], None] = lambda: None
-    ) -> bool:
+    async def _restart_once(self, name: str, adopt: Callable[[], None] = lambda: None) -> bool:
         await self._until_another_serves(name)
-        await self._drain_and_stop(name, why)
+        await self._drain_and_stop(name)
         adopt()
-        self._instances.release(name, why)
         return await self._start(name)
 
-    async def _drain_and_stop(self, name: str, why: str = _TO_BE_RESTARTED) -> None:
-        self._instances.hold(name, why)
+    async def _drain_and_stop(self, name: str) -> None:
+        self._instances.hold(name, _RETURNING)
         await self._instances.drained(name, key=self._engine_key)
         await self._stop_instance(name)
 
@@ -422,10 +408,8 @@ class Recovery:
                 await asyncio.wait({recovering})  # without it an engine would die, or hang, in its own start
         if is_engine:
             self._judge.started(name)
-            self._instances.hold(name, UNPROVEN)
+            self._instances.hold(name, _RETURNING)
             self._instances.route(name, "starting")
-        if self._fleet.plan.process(name).is_store_master:
-            await self._watch_memory(name)
         if name == "proxy":
             self._router_is_stale = False
         for process in self._fleet.plan.instance_of(name):
@@ -466,8 +450,8 @@ class Recovery:
         crossed = [other for other, outcome in outcomes.items() if outcome == "crossed"]
         self._fleet.record("bad_peer", name=peer, new=new, crossed=crossed, restarted=restarted)
         if restarted:
-            self._instances.hold(peer, _BAD_PEER)  # before the new engine is routed to
-            self._begin_task(peer, self._restart(peer, _BAD_PEER))
+            self._instances.hold(peer, _RETURNING)  # before the new engine is routed to
+            self._begin_task(peer, self._restart(peer))
 
     def _route_to(self, name: str) -> None:
         """Route to an instance that is proven and attached to its servers."""
@@ -475,8 +459,7 @@ class Recovery:
         for reason in [reason for reason in self._fleet.held.get(name, ()) if reason.endswith(_IS_DOWN)]:
             if reason not in lacking:  # also of a server that the plan has no more
                 self._instances.release(name, reason)
-        for reason in _ON_THE_WAY:
-            self._instances.release(name, reason)
+        self._instances.release(name, _RETURNING)
         if self._fleet.plan.gives_router_new_ids({name}):
             self._router_is_stale = True
         self._renew_router()
@@ -504,26 +487,6 @@ class Recovery:
             state.phase, state.note = "dead", note
         self._instances.route(name, "dead")
         await self._stop_instance(name)
-
-    async def _watch_memory(self, master: str) -> None:
-        """Holds the master of a Mooncake store until its pool has memory. No part of its recovery: engines that start
-        wait for that, and memory comes from engines; and a master that dies meanwhile is to be recovered."""
-        if (former := self._tasks.get(_memory_of(master))) is not None:
-            former.cancel()
-            await asyncio.gather(former, return_exceptions=True)
-        self._fleet.hold(master, _EMPTY)
-        self._begin_task(_memory_of(master), self._release_with_memory(self._fleet.plan.process(master)))
-
-    async def _release_with_memory(self, master: Process) -> None:
-        """Release the master once its pool has memory, or the time is over: engines then compute what they would
-        load."""
-        seconds = master.ready_seconds + self._fleet.plan.timeouts.attach_seconds
-        mounted = False
-        try:
-            mounted = await wait_for_memory(master, self._fleet.on_node_of(master.name), seconds=seconds)
-        finally:
-            self._fleet.release(master.name, _EMPTY)
-            self._fleet.record("pool", name=master.name, mounted=mounted)
 
     # Silence -------------------------------------------------------------------------------------------------------
 
@@ -638,8 +601,3 @@ def _leads(process: Process) -> bool:
 
 def _down_reason(server: str) -> str:
     return f"{server}{_IS_DOWN}"
-
-
-def _memory_of(master: str) -> str:
-    """Return the name under which the watch of its pool's memory runs."""
-    return f"memory of {master}"

@@ -334,7 +334,7 @@ async def roll(fleet: Fleet, process: Process | None = None) -> bool:
     process = process or fleet.plan.process(_PROXY)
     if process.control != "stdin" or len(process.files) != 1 or fleet.phase_of(_PROXY) != "ready":
         return False
-    if _writes_to_a_deleted_log(fleet):
+    if not (fleet.run.path / process.log).exists():  # deleted with the record: only a new start makes one
         return False
     ask, url = fleet.on_node_of(_PROXY), f"{fleet.plan.proxy_url}/health"
     before = await _state_of(ask, url)
@@ -366,21 +366,6 @@ async def roll(fleet: Fleet, process: Process | None = None) -> bool:
         cause="the program or its configuration is not what it was when the one that serves was started",
         todo=f"pdserve logs {_PROXY}; the old one serves on",
     )
-
-
-def _writes_to_a_deleted_log(fleet: Fleet) -> bool:
-    """Tell whether the record was deleted since the proxy was started: only a new start opens a log that can be
-    read."""
-    try:
-        events, _ = fleet.run.read_events()
-    except OSError:
-        return True
-    kinds = [
-        "deleted" if event["event"] == "record_deleted" else "started"
-        for event in events
-        if event["event"] == "record_deleted" or (event["event"] == "started" and event.get("name") == _PROXY)
-    ]
-    return bool(kinds) and kinds[-1] == "deleted"
 
 
 async def _state_of(ask: AskNode, url: str) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.plan.preparation import WEIGHTS_RECORDS
 from pdserve.plan.process import HttpProbe, Process
 from pdserve.preflight.reachability import CrossNodePort, side_channels
-from pdserve.reach.protocol import AskNode
 from pdserve.recipe.effective import SPECULATIVE
 from pdserve.run.directory import RunDir
 from pdserve.run.patch_proof import find_unpatched_engine, records
@@ -101,14 +100,6 @@ class StartProofs:
         url = f"tcp://{target.address}:{target.port}"
         answer = await link.ask("CONNECT", url, seconds=_REACH_SECONDS)
         return None if answer.status == 200 else f"{target.source}: {target.node} at {url}: {answer.error}"
-
-    async def pools(self, names: Iterable[str]) -> None:
-        """Wait until the Mooncake stores whose masters are among these have memory; where they have none in time, their
-        engines compute what they would have loaded."""
-        plan = self._fleet.plan
-        for master in (plan.process(name) for name in names if plan.process(name).is_store_master):
-            ask, seconds = self._fleet.on_node_of(master.name), plan.timeouts.attach_seconds
-            self._fleet.record("pool", name=master.name, mounted=await wait_for_memory(master, ask, seconds=seconds))
 
     async def canary(self) -> float:
         """Send one token through the proxy, and return the seconds that it took."""
@@ -285,40 +276,6 @@ def _warning_of(run: RunDir, process: Process) -> str | None:
                 return line
         if not log.behind:
             return None
-
-
-_ASK_SECONDS = 5.0
-_POLL_SECONDS = 0.2
-
-
-async def wait_for_memory(master: Process, ask: AskNode, *, seconds: float) -> bool:
-    """Poll the master until an engine has given memory to the pool, whatever becomes of the master meanwhile; False
-    when none did in time. True also where its answer does not have it. `ask`: from its node.
-
-    A master that was restarted has no memory until its engines have noticed, a second or two later; what they store
-    before is refused, and lost (seen with mooncake 0.3.13: "BatchPutStart failed ... insufficient space")."""
-    deadline = time.monotonic() + seconds
-    while not await _has_memory(master, ask):
-        if time.monotonic() >= deadline:
-            return False
-        await asyncio.sleep(_POLL_SECONDS)
-    return True
-
-
-async def _has_memory(master: Process, ask: AskNode) -> bool:
-    # With httpx, which only deployments with a store need here.
-    from pdserve.observe.metrics import samples_of, store_figures
-
-    assert isinstance(master.probe, HttpProbe)
-    url = f"http://{master.probe.host}:{master.probe.port}"
-    answer = await ask("GET", f"{url}/metrics", seconds=_ASK_SECONDS)
-    if answer.status != 200:
-        return False
-    try:
-        size = store_figures(url, samples_of(answer.body)).bytes_total
-    except ValueError:
-        return True
-    return size is None or size > 0
 
 
 class DownloadRecord(TypedDict):

@@ -211,7 +211,6 @@ _TEXTS: dict[str, Any] = {
     "rolled": lambda e: f"{e['name']:<12} was replaced",
     "not_rolled": lambda e: f"{e['name']:<12} was not replaced: {e['why']}",
     "cache_down": lambda e: f"{e['name']:<12} is down: {', '.join(e['engines'])} get no traffic until it is back",
-    "pool": lambda e: f"{e['name']:<12} has {'memory' if e['mounted'] else 'no memory'} for its pool",
     "engine_not_back": lambda e: f"{e['name']:<12} did not attach again; restarting it",
     "phase": lambda e: f"deployment is {e['phase']}",
     # What follows it is the teardown; the whole error comes at the end, where nothing scrolls it away.

@@ -36,8 +36,8 @@ def apply_seconds(running: Plan, new: Plan) -> float:
 
 def _stop_and_start(running: Plan, new: Plan) -> float:
     starts = _by_stage((process.start_stage, process.ready_seconds) for process in new.processes)
-    proofs = new.timeouts.attach_seconds * (1 + sum(process.is_store_master for process in new.processes))
-    proofs += new.canary_seconds + _STAGE_SECONDS * sum(process.fetches_weights for process in new.processes)
+    proofs = new.timeouts.attach_seconds + new.canary_seconds
+    proofs += _STAGE_SECONDS * sum(process.fetches_weights for process in new.processes)
     return _stop(running) + sum(starts) + _STAGE_SECONDS * len(starts) + proofs + _AROUND_SECONDS
 
 

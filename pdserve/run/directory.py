@@ -368,22 +368,20 @@ class RunDir:
         with hold_lock(_lock(self.path.parent)) as self._holds_lock:
             yield
 
-    def keep_current(self) -> str | None:
+    def keep_current(self) -> None:
         """Make sure for the launcher that it holds the lock, which a cleaner may have removed, and that `current` leads
-        here. Who holds the lock instead, if another launcher has made its own run the current one meanwhile: both
-        pulling at it would leave `current` on none of them. Raises OSError."""
+        here. A newer launcher that holds the lock keeps `current`, until it ends. Raises OSError."""
         link = self.path.parent / "current"
         here = link.is_symlink() and str(link.readlink()) == self.run_id
         try:
             if self._holds_lock is not None:
                 self._holds_lock.take()
-        except TakenError as taken:
-            return None if here else str(taken.cause)
+        except TakenError:
+            return
         except StateError:
             pass  # no file, or another user's: no launcher can open it
         if not here:
             self.point_current()
-        return None
 
     def point_current(self) -> None:
         """Makes this run the one that `status`, `logs` and `down` mean."""

@@ -1,11 +1,10 @@
-"""The record of a deployment: written anew when it is deleted or damaged, and what it notes of a dead process."""
+"""The record of a deployment: written anew when it is deleted, and what it notes of a dead process."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,26 +76,6 @@ def test_a_record_that_is_gone_is_written_and_reported_once(kept: Kept, monkeypa
     kept.record.look()
     assert kept.lacking() == []
     assert kept.events == ["record_deleted"]
-
-
-def make_a_folder(file: Path) -> None:
-    file.unlink()
-    file.mkdir()
-    (file / "precious").touch()
-
-
-def of_another_run(file: Path) -> None:
-    file.write_text(file.read_text().replace('"run-1"', '"run-0"'))
-
-
-@pytest.mark.parametrize("damage", [lambda file: file.write_bytes(b"\xff\xfe{}"), make_a_folder, of_another_run])
-def test_a_state_that_is_damaged_is_written_anew(kept: Kept, damage: Callable[[Path], None]) -> None:
-    kept.record.look()
-    damage(kept.run.state)
-    kept.record.look()
-    assert kept.run.read_state().run_id == "run-1"
-    assert kept.events == []
-    assert len([*kept.run.path.glob("state.json*/precious")]) == (damage is make_a_folder)
 
 
 @pytest.mark.parametrize("lost", ["lock", "folder", "replaced"])
