@@ -161,7 +161,7 @@ def _run_import(file: Path, out: Path | None, choice: ImportChoice) -> None:
         import_recipe.save(recipe.text, out)
     _warn([recipe])
     _report(recipe.draft, out)
-    import_recipe.check_whole(recipe, file)
+    import_recipe.check_whole(recipe.draft.losses(), file)
 
 
 def _import_sweep(file: Path, out: Path, sweep: Path) -> None:
@@ -180,7 +180,7 @@ def _import_sweep(file: Path, out: Path, sweep: Path) -> None:
     _report(made.draft.recipe, out)
     deployments = len(made.draft.deployments)
     typer.echo(f"{sweep}: {made.points} points on {deployments} deployments; next: pdserve sweep {sweep} --dry-run")
-    imported.check_whole(made, file)
+    import_recipe.check_whole(made.draft.losses(), file)
 
 
 def _warn(recipes: Sequence[ImportedRecipe]) -> None:

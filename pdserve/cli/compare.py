@@ -40,19 +40,13 @@ def compare(
     Of two sweeps, each point of one beside the point of the same settings of the other. A change within the noise is
     shown in parentheses and is not called real. INVALID repeats are left out. The page needs the extra `report`.
     """
-    run_compare(a, b, as_json=json_, page=html)
-
-
-def run_compare(a: str, b: str, *, as_json: bool, page: Path | None = None) -> None:
-    """Print what differs, then what is not compared, then each figure of each load or point that both have. `page`:
-    where it is written as HTML too."""
     comparison, deployments = _compared(a, b)
-    if page is not None:
+    if html is not None:
         from pdserve.report.page import check_matplotlib, comparison_page
 
         check_matplotlib()
-        write_page(page, comparison_page((a, b), deployments, comparison), None, [], option="--html")
-    if as_json:
+        write_page(html, comparison_page((a, b), deployments, comparison), None, [], option="--html")
+    if json_:
         typer.echo(json.dumps(comparison.model_dump(mode="json"), indent=2))
         return
     out = VerbOutput()
@@ -69,8 +63,8 @@ def run_compare(a: str, b: str, *, as_json: bool, page: Path | None = None) -> N
         out.line(comparison.verdict, "bold")
     else:
         out.line("no load has valid measurements in both")
-    if page is not None:
-        out.line(f"page: {page}")
+    if html is not None:
+        out.line(f"page: {html}")
 
 
 def _compared(a: str, b: str) -> tuple[Comparison, Sequence[str]]:
@@ -150,12 +144,6 @@ def report(
     An INVALID measurement is marked in every table and picture, and no curve passes through it. The pictures need
     matplotlib (extra `report`).
     """
-    run_report(folders, out, pictures)
-
-
-def run_report(folders: Sequence[Path], out: Path, pictures_folder: Path | None) -> None:
-    """Write the page of these folders, and their pictures. Raises PreflightError without matplotlib, StateError for
-    folders without results and files not to be written."""
     from pdserve.report.page import check_matplotlib, report_page
     from pdserve.report.page import pictures as draw_pictures
     from pdserve.report.rows import read_report
@@ -163,7 +151,7 @@ def run_report(folders: Sequence[Path], out: Path, pictures_folder: Path | None)
     check_matplotlib()
     report = read_report(folders)
     drawn = draw_pictures(report)
-    write_page(out, report_page(report, drawn), pictures_folder, drawn, option="--out")
+    write_page(out, report_page(report, drawn), pictures, drawn, option="--out")
     typer.echo(f"{out}: {len(report.rows)} rows, {report.invalid} INVALID, {len(drawn)} pictures")
 
 

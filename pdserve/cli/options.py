@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from pdserve.operations.look import Destination
+    from pdserve.recipe.load.loader import LoadedRecipe
 
 OWN_CODES_OF_RUN = 200
 """`pdserve run` ends with the code of its command; what goes wrong with pdserve itself has its usual code plus this."""
@@ -42,12 +47,21 @@ USUAL_LIMIT = 1800.0
 """A run of the client may take so long, unless --limit says otherwise."""
 
 
-def check_place_options(cluster: Path | None, *, this_machine: bool) -> None:
-    """Refuse two options that contradict each other. Raises BadParameter."""
+def load_and_place(
+    recipe: Path, set_: Sequence[str] | None, unset: Sequence[str] | None, cluster: Path | None, *, this_machine: bool
+) -> tuple[LoadedRecipe, Destination]:
+    """Load a recipe with its overrides, and choose where it goes. Raises BadParameter for two options that contradict
+    each other, RecipeError, and PreflightError before any node is asked."""
+    from pdserve.operations.look import choose_destination
+    from pdserve.operations.plan_recipe import load, recipe_words
+
     if cluster is not None and this_machine:
         raise typer.BadParameter(
             "--cluster names the hosts to use, --this-machine takes none of them: give one of the two"
         )
+    loaded = load(recipe, set_ or [], unset or [])
+    words = recipe_words(recipe, set_ or [], unset or [])
+    return loaded, choose_destination(loaded, cluster, this_machine=this_machine, words=words)
 
 
 def _option(name: str, metavar: str, text: str) -> typer.models.OptionInfo:

@@ -18,7 +18,7 @@ from pdserve.cli.options import (
     SetOption,
     ThisMachineOption,
     UnsetOption,
-    check_place_options,
+    load_and_place,
 )
 from pdserve.cli.output import VerbOutput
 from pdserve.errors import PreflightError, RecipeError, StateError
@@ -179,16 +179,11 @@ def preflight(
 
     The nodes are those that `up` would use: of the Slurm job, of --cluster, or this machine.
     """
-    from pdserve.operations.look import choose_destination
-    from pdserve.operations.plan_recipe import load, recipe_words
     from pdserve.preflight.finding import failures
 
     if min_gbps is not None and not fabric:
         raise typer.BadParameter("--min-gbps belongs to --fabric")
-    check_place_options(cluster, this_machine=this_machine)
-    loaded = load(recipe, set_ or [], unset or [])
-    words = recipe_words(recipe, set_ or [], unset or [])
-    there = choose_destination(loaded, cluster, this_machine=this_machine, words=words)
+    loaded, there = load_and_place(recipe, set_, unset, cluster, this_machine=this_machine)
     progress = VerbOutput(stderr=True)
     for warning in there.warnings:
         progress.line(f"warning: {warning}")

@@ -20,7 +20,7 @@ from pdserve.cli.options import (
     SetOption,
     ThisMachineOption,
     UnsetOption,
-    check_place_options,
+    load_and_place,
 )
 from pdserve.cli.output import VerbOutput
 from pdserve.errors import CommandError, PdserveError, ReportedError, ServeError, StateError
@@ -71,18 +71,14 @@ def up(
         return
     from pdserve.cli.recipe import show_plan
     from pdserve.operations import up as operation
-    from pdserve.operations.look import choose_destination
-    from pdserve.operations.plan_recipe import load, recipe_words
     from pdserve.operations.progress import ShownProgress
     from pdserve.operations.shown_change import change_there
     from pdserve.run.directory import home
 
-    check_place_options(cluster, this_machine=this_machine)
     if json_ and not dry_run:
         raise typer.BadParameter("--json belongs to --dry-run")
-    loaded = load(recipe or operation.recorded_recipe(home(os.environ)), set_ or [], unset or [])
-    words = recipe_words(loaded.path, set_ or [], unset or [])
-    there = choose_destination(loaded, cluster, this_machine=this_machine, words=words)
+    file = recipe or operation.recorded_recipe(home(os.environ))
+    loaded, there = load_and_place(file, set_, unset, cluster, this_machine=this_machine)
     if dry_run:
         report = VerbOutput(stderr=True).line
         plan, change = change_there(loaded, there, report) or (operation.dry_run(loaded, there, report).plan, None)
@@ -138,17 +134,12 @@ def run_(
         return
     from pdserve.operations import up as operation
     from pdserve.operations.client_command import ClientCommand
-    from pdserve.operations.look import choose_destination
-    from pdserve.operations.plan_recipe import load, recipe_words
     from pdserve.operations.progress import ShownProgress
     from pdserve.plan.bash import render_shell
 
-    check_place_options(cluster, this_machine=this_machine)
     with _own_codes():
         client = ClientCommand(command, os.environ)
-        loaded = load(recipe, set_ or [], unset or [])
-        words = recipe_words(loaded.path, set_ or [], unset or [])
-        there = choose_destination(loaded, cluster, this_machine=this_machine, words=words)
+        loaded, there = load_and_place(recipe, set_, unset, cluster, this_machine=this_machine)
         if dry_run:
             plan = operation.dry_run(loaded, there, VerbOutput(stderr=True).line).plan
             client.check(plan)

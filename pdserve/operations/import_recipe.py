@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from pdserve.errors import RecipeError, SourceDifferenceError
 from pdserve.importing.connectors import acceptances
 from pdserve.importing.departure import Departure, departures
 from pdserve.importing.formats import STORES, STRATEGIES, TAXONOMY, import_launch
-from pdserve.importing.launch import Draft, ImportChoice, SourcedValue
+from pdserve.importing.launch import Draft, ImportChoice, Note, SourcedValue
 from pdserve.importing.recipe_text import annotated_text, line
 from pdserve.installed.versions import Versions
 from pdserve.operations.plan_recipe import load, plan_for
@@ -107,13 +107,13 @@ def save(text: str, out: Path) -> None:
         raise RecipeError(f"the recipe cannot be written: {error.strerror}", where=str(out), todo=todo) from error
 
 
-def check_whole(recipe: ImportedRecipe, file: Path) -> None:
-    """Check that the recipe lacks nothing that changes what is served. Raises SourceDifferenceError."""
-    if losses := recipe.draft.losses():
+def check_whole(losses: Sequence[Note], file: Path) -> None:
+    """Check that an import lacks nothing that changes what is served. Raises SourceDifferenceError."""
+    if losses:
         raise SourceDifferenceError(
             f"imported in part: {_values(len(losses))} not carried over, and what is served may differ",
             where=str(file),
-            todo="add to the recipe what it lacks; its first lines repeat this list",
+            todo="add what is lacking; the first lines of what was written repeat this list",
             evidence=tuple(line(note) for note in losses),
         )
 

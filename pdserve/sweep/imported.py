@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pdserve.errors import RecipeError, SourceDifferenceError
+from pdserve.errors import RecipeError
 from pdserve.importing.connectors import with_acceptances
 from pdserve.importing.departure import departures
 from pdserve.importing.formats import import_variants
@@ -75,17 +75,6 @@ def write_sweep(imported: ImportedSweep, recipe: Path, sweep: Path) -> None:
     except RecipeError:
         sweep.unlink(missing_ok=True)  # it is ours, and new
         raise
-
-
-def check_whole(imported: ImportedSweep, file: Path) -> None:
-    """Check that nothing was lost that changes what is served. Raises SourceDifferenceError."""
-    if losses := imported.draft.losses():
-        raise SourceDifferenceError(
-            f"imported in part: {len(losses)} not carried over, and what is served may differ",
-            where=str(file),
-            todo="add what is lacking; the first lines of the recipe and of the sweep file repeat this list",
-            evidence=tuple(line(note) for note in losses),
-        )
 
 
 def _checked(

@@ -13,8 +13,9 @@ from pdserve.errors import RecipeError, SourceDifferenceError
 from pdserve.importing.formats import import_variants
 from pdserve.importing.recipe_text import line
 from pdserve.importing.sweep_draft import SweepDraft
+from pdserve.operations.import_recipe import check_whole
 from pdserve.sweep.file import load_sweep, resolve
-from pdserve.sweep.imported import ImportedSweep, check_whole, import_sweep, write_sweep
+from pdserve.sweep.imported import ImportedSweep, import_sweep, write_sweep
 from tests.importing.kit import SCHEMA_1, SCHEMA_2, read, refused
 from tests.tables import each_row
 
@@ -144,7 +145,7 @@ def test_a_variant_that_is_no_recipe_is_named_and_the_others_are_points(tmp_path
     found = made(tmp_path, BASE + OVERRIDE + variant)
     assert [name for name, _ in found.draft.deployments] == ["override_small"]
     with pytest.raises(SourceDifferenceError) as raised:
-        check_whole(found, tmp_path / "launch.yaml")
+        check_whole(found.draft.losses(), tmp_path / "launch.yaml")
     assert f"override_other: it is no point: {what}" in raised.value.render()
     with pytest.raises(RecipeError, match=what):
         draft(BASE + variant)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.bench.result import RESULT, BenchResult
-from pdserve.cli.compare import run_compare as run
+from pdserve.cli.compare import compare as run
 from pdserve.errors import StateError
 from pdserve.report.page import comparison_page
 from pdserve.sweep.compare import compare
@@ -51,8 +51,8 @@ def test_the_verb_writes_the_page(pdserve_home: Path, tmp_path: Path, capsys: py
         (tmp_path / name).mkdir()
         (tmp_path / name / RESULT).write_text(realistic_result(4, began=BEGAN, faster=faster).model_dump_json())
     page = tmp_path / "page.html"
-    run(str(tmp_path / "a"), str(tmp_path / "b"), as_json=False, page=page)
+    run(str(tmp_path / "a"), str(tmp_path / "b"), html=page)
     assert f"page: {page}" in capsys.readouterr().out
     with pytest.raises(StateError, match="cannot be written") as refused:
-        run(str(tmp_path / "a"), str(tmp_path / "b"), as_json=False, page=tmp_path / "none" / "page.html")
+        run(str(tmp_path / "a"), str(tmp_path / "b"), html=tmp_path / "none" / "page.html")
     assert "--html FILE" in refused.value.render()

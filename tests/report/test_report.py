@@ -14,7 +14,7 @@ from pdserve.bench.figures import figures
 from pdserve.bench.result import Measurement, Window, read_result
 from pdserve.bench.validity import Reason
 from pdserve.bench.workload import TraceFacts
-from pdserve.cli.compare import run_report as run
+from pdserve.cli.compare import report as run
 from pdserve.errors import PreflightError, StateError
 from pdserve.report.page import against_load, bars_of, check_matplotlib, curves_of, front, pictures, report_page
 from pdserve.report.rows import ReportRow, prompt_sources, read_report, stages

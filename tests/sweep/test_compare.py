@@ -11,7 +11,7 @@ from pdserve.bench.figures import figures
 from pdserve.bench.result import BenchResult, Measurement, Provenance, Window, new_folder, read_result
 from pdserve.bench.validity import BenchVerdict, Reason
 from pdserve.bench.workload import Load, Workload
-from pdserve.cli.compare import run_compare as run
+from pdserve.cli.compare import compare as run
 from pdserve.errors import StateError
 from pdserve.sweep.compare import Comparison, FigureChange, compare, judge_change, quantile
 from tests.bench.evidence import healthy, record
@@ -213,7 +213,7 @@ def test_an_unknown_id_is_refused_with_those_that_are_known(tmp_path: Path) -> N
 def test_the_terminal_begins_with_what_differs(pdserve_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored(pdserve_home, "a", three(0.08, 0.10, 0.12).model_dump_json())
     stored(pdserve_home, "b", three(0.10, 0.12, 0.14).model_copy().model_dump_json())
-    run("a", "b", as_json=False)
+    run("a", "b")
     output = capsys.readouterr().out
     assert output.index("the same versions, hardware and recipe") < output.index("TTFT mean")
     assert "(+20.0%)" in output

@@ -9,7 +9,7 @@ import pytest
 
 from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load
-from pdserve.cli.compare import run_compare as run
+from pdserve.cli.compare import compare as run
 from pdserve.errors import StateError
 from pdserve.sweep.compare import MeasuredPoint, compare_sweeps, read_sweep
 from pdserve.sweep.file import Settings
@@ -68,7 +68,7 @@ def test_two_folders_are_compared_on_the_terminal_and_as_a_page(
     a = realistic_sweep(tmp_path / "a")
     b = realistic_sweep(tmp_path / "b", faster=1.3, vllm="0.33.0")
     page = tmp_path / "page.html"
-    run(str(a), str(b), as_json=False, page=page)
+    run(str(a), str(b), html=page)
     said = capsys.readouterr().out
     assert said.index("version of vllm") < said.index("not compared: ") < said.index("TTFT mean")
     assert "A was not measured (start); B was not measured (start)" in said
@@ -85,7 +85,7 @@ def test_a_sweep_and_a_benchmark_are_not_compared(tmp_path: Path, pdserve_home: 
     sweep_point(sweep := SweepFolder(tmp_path / "a"), (("c", "1"),), None, "INVALID", Reason(check="start", text="no"))
     (tmp_path / "result.json").write_text(result(measured(0.1)).model_dump_json())
     with pytest.raises(StateError, match="is a sweep, and"):
-        run(str(sweep.path), str(tmp_path / "result.json"), as_json=False)
+        run(str(sweep.path), str(tmp_path / "result.json"))
     (tmp_path / "empty" / "points").mkdir(parents=True)
     with pytest.raises(StateError, match="no sweep with points"):
-        run(str(sweep.path), str(tmp_path / "empty"), as_json=False)
+        run(str(sweep.path), str(tmp_path / "empty"))
