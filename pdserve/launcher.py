@@ -12,27 +12,25 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 from pdserve.errors import PdserveError, ServeError, StartError, StateError
-from pdserve.launch.client_task import ClientTask, WhileReady
-from pdserve.launch.failure import failure_markdown, not_reached
-from pdserve.launch.fleet import Fleet
+from pdserve.launch.failure import failure_markdown, not_reached, start_error
+from pdserve.launch.fleet import Fleet, Trouble
 from pdserve.launch.launch_record import KeptRecord, record_versions, save_change
 from pdserve.launch.recovery import Recovery
 from pdserve.launch.rolling_change import RollingChange, roll
 from pdserve.launch.start_proofs import StartProofs
-from pdserve.launch.start_race import StartRace, StopRequested
 from pdserve.logs.rotation import keep_bounded
 from pdserve.plan.environment import ENGINE_KEY
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Node, has_lease
 from pdserve.plan.process import Process
 from pdserve.reach.link import AgentLink
-from pdserve.reach.protocol import Event, Shutdown
+from pdserve.reach.protocol import Died, Event, Gone, Health, Late, Shutdown
 from pdserve.run import inbox
 from pdserve.run.change import LIVING, Change, change, plan_between
 from pdserve.run.containers import clear_containers
@@ -43,6 +41,12 @@ from pdserve.run.state import DeploymentState, Phase, ProcessState
 from pdserve.system.stop_signals import hear_stops
 from pdserve.time_limit import time_limit
 
+ResultT = TypeVar("ResultT")
+Record = Callable[..., None]
+"""Writes an event to the history: (kind, **fields)."""
+WhileReady = Callable[[Record], Coroutine[Any, Any, None]]
+"""Begins once the deployment is ready. Its return takes the deployment down; it is cancelled when that ends first, and
+a second time when it is to hurry."""
 OpenAgent = Callable[[Node, Callable[[Event], None]], AgentLink]
 """(node, receiver of events) -> link; how is the transport's business."""
 
@@ -52,6 +56,10 @@ _FAR_HELLO_SECONDS = 120.0
 _LEAVE_SECONDS = 60.0
 _ANSWER_SECONDS = 2.0
 """How long requests that a stop interrupts have for their answer."""
+
+
+class StopRequested(Exception):  # noqa: N818  (a signal or `down` asked for it)
+    """The deployment is to stop."""
 
 
 class Launcher:
@@ -492,6 +500,124 @@ class Launcher:
         with contextlib.suppress(OSError):
             for name in self._down_requests:
                 inbox.answer(self._run_dir, name, reply)
+
+
+class StartRace:
+    """Runs one start against what ends it. It owns the troubles of the fleet meanwhile."""
+
+    def __init__(self, fleet: Fleet, starting: Collection[str], stop_asked: asyncio.Event) -> None:
+        """Prepare the race. `starting`: names of the processes that are started; the others have served before."""
+        self._fleet = fleet
+        self._starting = starting
+        self._stop_asked = stop_asked
+        self.serving_troubles: list[Trouble] = []
+        """What has ended it, if that befell a process that served: it is still to be reacted to."""
+
+    async def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Run one step of the start. Raises StartError or StopRequested if that comes first."""
+        step = asyncio.ensure_future(work)
+        trouble = asyncio.ensure_future(self._first_trouble())
+        silence = asyncio.ensure_future(self._first_long_silence())
+        stop = asyncio.ensure_future(self._stop_asked.wait())
+        racing: set[asyncio.Future[Any]] = {step, trouble, silence, stop}
+        try:
+            await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
+            if trouble.done():
+                raise trouble.result()
+            if silence.done():
+                raise silence.result()
+            if stop.done():
+                raise StopRequested
+            return step.result()
+        finally:
+            for task in racing:
+                task.cancel()
+            await asyncio.gather(*racing, return_exceptions=True)
+
+    async def _first_trouble(self) -> StartError:
+        while True:
+            trouble = await self._fleet.troubles.get()
+            if isinstance(trouble, Health):
+                continue  # a starting neighbour may hold a CPU for seconds; only a long silence ends a start
+            if isinstance(trouble, Gone) or self._is_dead(trouble.name):
+                return self._error(trouble)
+
+    def _is_dead(self, name: str) -> bool:
+        """Leave out what befell an earlier life, or what this plan lacks."""
+        return name in self._fleet.plan.names() and self._fleet.phase_of(name) == "dead"
+
+    async def _first_long_silence(self) -> StartError:
+        """Wait until a process that was ready before is silent for too long, and return the error: no other wait would
+        end for it."""
+        fleet, limit = self._fleet, self._fleet.plan.timeouts.unresponsive_seconds
+        while True:
+            changes = fleet.changes
+            silent = [name for name in fleet.plan.names() if fleet.silent(name) and fleet.phase_of(name) == "degraded"]
+            first = max(silent, key=fleet.silent_seconds, default=None)
+            left = None if first is None else limit - fleet.silent_seconds(first)
+            if first is not None and left is not None and left <= 0:
+                why = fleet.state.processes[first].note
+                shown = Health(name=first, responsive=False, why=f"{why}, for {limit:.0f} s")
+                return self._error(fleet.give_up(first, why), shown)
+            with contextlib.suppress(TimeoutError):
+                async with time_limit(left):
+                    await fleet.changed_since(changes)
+
+    def _error(self, trouble: Trouble, shown: Trouble | None = None) -> StartError:
+        served = self._befell_server(trouble)
+        if served:
+            self.serving_troubles.append(trouble)
+        return start_error(shown or trouble, self._fleet.plan, self._fleet.run, served=served)
+
+    def dead_of_starting(self) -> list[Process]:
+        """Return the dead processes that are to be cleared up, but for those that served: their recovery does that."""
+        served = {trouble.name for trouble in self.serving_troubles if not isinstance(trouble, Gone)}
+        dead = [
+            process for process in self._fleet.plan.processes if self._fleet.is_dead_with_pending_stop(process.name)
+        ]
+        return [process for process in dead if process.name not in served]
+
+    def _befell_server(self, trouble: Trouble) -> bool:
+        if not isinstance(trouble, Gone):
+            # What an earlier start has left loading did not serve either.
+            loading = isinstance(trouble, Late) or (isinstance(trouble, Died) and trouble.while_starting)
+            return trouble.name not in self._starting and not loading
+        there = {process.name for process in self._fleet.plan.processes if process.node == trouble.node}
+        return not there <= set(self._starting)
+
+
+class ClientTask:
+    """Runs the work once. Without work it does nothing."""
+
+    def __init__(self, work: WhileReady | None, *, record: Record, ended: Callable[[], None]) -> None:
+        """Hold the work until `begin`. `ended`: called when the work is over."""
+        self._work = work
+        self._record = record
+        self._ended = ended
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Begin the work: the deployment is ready."""
+        if self._work is not None:
+            self._task = asyncio.create_task(self._work(self._record))
+            self._task.add_done_callback(lambda _: self._ended())
+
+    def hurry(self) -> None:
+        """Cancel the work, whose end was asked for twice."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def end(self) -> None:
+        """End the work, and return once it is over. `check` raises what the work has raised: the teardown comes
+        first."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def check(self) -> None:
+        """Raise what the work has raised, which is a bug of the work. It is called after `end`."""
+        if self._task is not None and not self._task.cancelled() and (error := self._task.exception()) is not None:
+            raise error
 
 
 def _still_stopping(nodes: Sequence[str]) -> ServeError:

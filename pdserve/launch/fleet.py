@@ -130,6 +130,8 @@ OTHER_GENERATION = "of another generation"
 """Reason for holding engines that cannot exchange KV with those that get requests."""
 _OVER = ("pending", "stopped", "dead")
 _FEW_PROCESSES = 32
+_ASK_SECONDS = 3.0
+_IDLE_LOOK_SECONDS = 0.2
 _SAVE_SECONDS = 0.1
 """How late the recorded state of a large deployment may be; its history is never late."""
 
@@ -540,3 +542,95 @@ async def _unreachable(
 
 def _no_listener(event: dict[str, Any]) -> None:
     """The listener has gone; the history is still on disk."""
+
+
+class InstanceRouting:
+    """Does to all ranks of an instance what the fleet does to one worker: they serve together or not at all.
+
+    With hybrid or external load balancing an instance has several workers of the proxy, and over several nodes it has
+    processes that serve nothing by themselves."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def servers(self, name: str) -> list[str]:
+        """Return the API servers of a process's instance. For what is no part of an instance, return the process
+        itself."""
+        return [process.name for process in self._fleet.plan.instance_of(name) if process.probe is not None]
+
+    def route(self, name: str, routing: Routing) -> None:
+        """Tell the proxy what it may send to the servers of an instance."""
+        for server in self.servers(name):
+            self._fleet.route(server, routing)
+
+    def hold(self, name: str, reason: str) -> None:
+        """Take the servers of an instance out of routing for a reason."""
+        for server in self.servers(name):
+            self._fleet.hold(server, reason)
+
+    def release(self, name: str, reason: str) -> None:
+        """Take back a reason to hold the servers of an instance."""
+        for server in self.servers(name):
+            self._fleet.release(server, reason)
+
+    async def drained(self, name: str, *, key: str) -> None:
+        """Waits until the proxy has no request running there, for as long as the recipe lets requests finish. `key`: of
+        the engines."""
+        workers = {worker.name for worker in self._fleet.plan.proxy.workers}
+        await asyncio.gather(*(self._idle(server, key) for server in self.servers(name) if server in workers))
+
+    async def _idle(self, worker: str, key: str) -> None:
+        plan, ask = self._fleet.plan, self._fleet.on_node_of("proxy")
+        with contextlib.suppress(TimeoutError):
+            async with time_limit(plan.proxy.drain_seconds):
+                await _until_idle(ask, plan.proxy_url, worker, key=key)
+
+    def serves(self, name: str) -> bool:
+        """Tell whether one process was ready, and lives; held or silent it may be."""
+        return self._fleet.phase_of(name) in ("ready", "degraded")
+
+    async def all_ready(self, name: str) -> bool:
+        """Wait until each of its processes is ready, dead or late; True if all became ready."""
+        processes = self._fleet.plan.instance_of(name)
+        return all(await asyncio.gather(*(self._fleet.outcome(process.name) for process in processes)))
+
+    def lives(self, name: str) -> Callable[[], bool]:
+        """Return a condition: no process of an instance is dead."""
+        processes = [process.name for process in self._fleet.plan.instance_of(name)]
+        return lambda: all(self._fleet.phase_of(process) != "dead" for process in processes)
+
+    def first_dead(self, name: str) -> str | None:
+        """Return the first process of an instance that is dead."""
+        dead = (p.name for p in self._fleet.plan.instance_of(name) if self._fleet.phase_of(p.name) == "dead")
+        return next(dead, None)
+
+
+async def _until_idle(ask: AskNode, proxy_url: str, worker: str, *, key: str) -> None:
+    """Wait until the proxy has no request in flight on a worker that it was told to drain, or cannot be asked. Requests
+    in processes that a rolling restart has replaced are waited for too, though the proxy does not count them for the
+    worker. The caller sets the limit of time."""
+    while True:
+        answer = await ask("GET", f"{proxy_url}/workers", headers=bearer(key), seconds=_ASK_SECONDS)
+        try:
+            page = json_object(answer)
+            entries = [entry for entry in page["workers"] if entry["name"] == worker]
+            busy = any(entry["in_flight"] or entry["state"] == "ready" for entry in entries)
+        except (KeyError, TypeError):
+            return
+        if not busy and not page.get("retiring"):
+            return
+        await asyncio.sleep(_IDLE_LOOK_SECONDS)
+
+
+def bearer(key: str) -> dict[str, str]:
+    """Return the header that has a key."""
+    return {"Authorization": f"Bearer {key}"}
+
+
+def json_object(answer: Answered) -> dict[str, Any]:
+    """Return the JSON object of an answer; an empty one if it has none."""
+    try:
+        parsed = json.loads(answer.body)
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}

@@ -2,7 +2,7 @@
 
 A dead engine leaves routing before anything else happens. Whether it is restarted is the recipe's decision; the last
 instance of a role that does not come back ends the deployment. An engine comes back to routing once KV has crossed
-between it and a peer; peers with which none crosses are restarted (bad_peers.py). LMCache's death is survivable: its
+between it and a peer; peers with which none crosses are restarted (PeerJudge). LMCache's death is survivable: its
 engines leave routing, it is restarted on the same port, and they return once they have registered again and passed a
 canary. vllm-router in the proxy's place is restarted after a prefill, which it knows no longer.
 """
@@ -16,11 +16,9 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from typing import Any
 
 from pdserve.errors import PdserveError, ServeError, StartError
-from pdserve.launch.bad_peers import Outcome, PeerJudge
 from pdserve.launch.failure import interrupted_restart, serve_error, start_error
-from pdserve.launch.fleet import Fleet, Trouble, declared_death
-from pdserve.launch.instance_routing import InstanceRouting
-from pdserve.launch.start_proofs import InstanceProofs
+from pdserve.launch.fleet import Fleet, InstanceRouting, Trouble, declared_death
+from pdserve.launch.start_proofs import InstanceProofs, Outcome, PeerJudge
 from pdserve.plan.model import LmcacheServer
 from pdserve.plan.process import Process
 from pdserve.reach.protocol import Died, Gone, Health, Late
@@ -435,7 +433,7 @@ class Recovery:
 
     async def _kv_crosses(self, name: str) -> bool:
         """Tell whether KV crosses between a new engine and its peers, as far as the fault is not theirs; broken peers
-        are restarted (bad_peers.py)."""
+        are restarted (PeerJudge)."""
         while True:
             outcomes = await self._proofs.crosses(name)
             verdict = self._judge.judge(outcomes, time.monotonic())

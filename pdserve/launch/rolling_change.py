@@ -24,8 +24,7 @@ from itertools import groupby
 from typing import Any
 
 from pdserve.errors import PdserveError, StartError, StateError
-from pdserve.launch.fleet import OTHER_GENERATION, Fleet
-from pdserve.launch.instance_routing import InstanceRouting
+from pdserve.launch.fleet import OTHER_GENERATION, Fleet, InstanceRouting
 from pdserve.launch.recovery import Recovery
 from pdserve.plan.model import Plan
 from pdserve.plan.process import Process

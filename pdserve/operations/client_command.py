@@ -7,13 +7,12 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pdserve.errors import (
     CommandError,
     PreflightError,
 )
-from pdserve.launch.client_task import Record
 from pdserve.plan.model import Plan
 from pdserve.run.state import DeploymentState
 from pdserve.system.host import is_named_here
@@ -54,7 +53,7 @@ class ClientCommand:
                 todo=f"type it on {node.name}, or --set proxy.host=0.0.0.0 (what guards it then: proxy.auth.keys_file)",
             )
 
-    async def run(self, plan: Plan, state: DeploymentState, key: str, record: Record) -> None:
+    async def run(self, plan: Plan, state: DeploymentState, key: str, record: Callable[..., None]) -> None:
         """Run the command to its end. When this is cancelled, the command gets a TERM, and a KILL after
         `timeouts.stop_seconds`; when cancelled once more, a KILL at once."""
         ours = {ENDPOINT: state.endpoint, MODEL: plan.served_name, API_KEY: key}

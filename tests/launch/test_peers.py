@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.launch.bad_peers import AGAIN_SECONDS, Outcome, PeerJudge, PeerVerdict
+from pdserve.launch.start_proofs import AGAIN_SECONDS, Outcome, PeerJudge, PeerVerdict
 from pdserve.reach.protocol import Answered
 from pdserve.run.inbox import Restart
 from tests.launch.played import LIMIT, Played, plan, serving_deployment

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.node.shortages import QUIET_SECONDS, SocketShortage, SwapUse
+from pdserve.node.supervised import QUIET_SECONDS, SocketShortage, SwapUse
 
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
