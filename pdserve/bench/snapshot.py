@@ -15,12 +15,10 @@ from prometheus_client.samples import Sample
 
 from pdserve.bench.figures import RequestRecord
 from pdserve.observe.metrics import EngineSnapshot, engine_snapshot, read_metrics
-from pdserve.patches.record import active_in_all
 from pdserve.pd.telemetry.metrics_page import PREFIX
 from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir, phase_now
-from pdserve.run.patch_proof import records
 from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
 from pdserve.system.host import is_here
@@ -142,12 +140,10 @@ def counts(samples: Iterable[Sample] | str, of: Mapping[str, Counter]) -> Counts
 
 
 class Clocks(Frozen):
-    """Seconds of the three clocks, read together."""
+    """Seconds of the two clocks, read together."""
 
     wall: float
     monotonic: float
-    boot: float
-    """Goes on while the machine is suspended; the monotonic clock does not."""
 
 
 class DeploymentSnapshot(Frozen):
@@ -163,31 +159,21 @@ class DeploymentSnapshot(Frozen):
     engines: Mapping[str, Counts] = {}
     caches: Mapping[str, Counts] = {}
     proxy: Counts = Counts()
-    patches: Mapping[str, tuple[str, ...]] = {}
-    """Engine -> the patches that are active in all of its processes, as these have reported them."""
 
 
 UNREAD = Counts(error="it was not read")
 
 
-def count_growth(before: Counts, after: Counts) -> dict[str, float]:
-    """Return what was counted in between; nothing unless both could be read. A counter that appears in between began at
-    0."""
-    if before.error or after.error:
-        return {}
-    return {name: value - before.values.get(name, 0.0) for name, value in after.values.items()}
-
-
 def sum_growth(before: Mapping[str, Counts], after: Mapping[str, Counts], names: Iterable[str]) -> dict[str, float]:
     """Return what several processes have counted together; nothing when one could not be read, for what it has counted
-    is not known."""
+    is not known. A counter that appears in between began at 0."""
     together: dict[str, float] = {}
     for name in names:
         first, last = before.get(name, UNREAD), after.get(name, UNREAD)
         if first.error or last.error:
             return {}
-        for counter, value in count_growth(first, last).items():
-            together[counter] = together.get(counter, 0.0) + value
+        for counter, value in last.values.items():
+            together[counter] = together.get(counter, 0.0) + value - first.values.get(counter, 0.0)
     return together
 
 
@@ -230,7 +216,6 @@ class CounterReader:
                 for server, page in zip(caches, pages[len(engines) :], strict=True)
             },
             proxy=proxy,
-            patches={worker.name: self._patches(worker.name) for worker in engines},
         )
 
     async def settled(self) -> DeploymentSnapshot:
@@ -258,12 +243,6 @@ class CounterReader:
         urls = [worker.url for worker in self._plan.proxy.workers]
         return list(await asyncio.gather(*(engine_snapshot(url, self._client) for url in urls)))
 
-    def _patches(self, engine: str) -> tuple[str, ...]:
-        """Return the patches that are active in an engine. A plan has those that the engine was started with; of code
-        that it does not know a patch may leave itself out."""
-        instance = self._plan.instance_of(engine)
-        return active_in_all(record for process in instance for record in records(self._run, process.name))
-
     async def _proxy(self) -> Counts:
         if self._plan.proxy_kind != "pdserve":
             return Counts(error="it is vllm-router, whose counters have other names")
@@ -281,7 +260,7 @@ def _counted(snapshot: DeploymentSnapshot) -> tuple[object, ...]:
 
 def clocks() -> Clocks:
     """Read within microseconds of each other."""
-    return Clocks(wall=time.time(), monotonic=time.monotonic(), boot=time.clock_gettime(time.CLOCK_BOOTTIME))
+    return Clocks(wall=time.time(), monotonic=time.monotonic())
 
 
 _SECONDS = 0.1

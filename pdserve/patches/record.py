@@ -215,12 +215,6 @@ def merged_effects(records: Iterable[PatchRecord]) -> dict[str, dict[str, float]
     return merged
 
 
-def active_in_all(records: Iterable[PatchRecord]) -> tuple[str, ...]:
-    """Return the patches that every process of them has applied; none without a process."""
-    active = [set(record.active) for record in records]
-    return tuple(sorted(set.intersection(*active))) if active else ()
-
-
 def shortcomings(records: Sequence[PatchRecord], patches: Collection[str], workers: int, cores: int) -> list[str]:
     """List what keeps an engine from being proven patched, one sentence each; none: it is.
 

@@ -123,7 +123,7 @@ def with_connector(class_name: str) -> Plan:
 
 def reading(at: float, engines: Mapping[str, Mapping[str, float]], **changes: Any) -> DeploymentSnapshot:
     values: dict[str, Any] = {
-        "clocks": Clocks(wall=at, monotonic=at, boot=at),
+        "clocks": Clocks(wall=at, monotonic=at),
         "run_id": "run-1",
         "phase": "ready",
         "plan": "digest",
@@ -131,7 +131,6 @@ def reading(at: float, engines: Mapping[str, Mapping[str, float]], **changes: An
         "engines": {name: Counts(values=values) for name, values in engines.items()},
         "caches": {"lmcache-0": Counts(values={"written": 5.0 if at < 50 else 65.0})},
         "proxy": Counts(values={"requests": 7.0 if at < 50 else 7.0 + REQUESTS, "failovers": 2.0}),
-        "patches": {"decode-0": ("mooncake-pulls",)},
     }
     return DeploymentSnapshot(**(values | changes))
 

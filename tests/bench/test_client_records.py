@@ -18,7 +18,7 @@ RECORDED = REPOSITORY / "tests" / "fixtures" / "aiperf"
 EXPORT = (RECORDED / "profile_export.jsonl").read_text()
 """Three requests that were answered with 32 tokens each, one every 50 ms; one that failed with a 500."""
 WALL = 1795567272.0
-CLOCKS = Clocks(wall=WALL, monotonic=100.0, boot=100.0)
+CLOCKS = Clocks(wall=WALL, monotonic=100.0)
 
 
 def changed(line: int, part: str, **changes: Any) -> str:

@@ -12,11 +12,8 @@ from pdserve.bench import snapshot
 from pdserve.bench.result import Window
 from pdserve.bench.snapshot import CounterReader, Counts, CpuSample, DeploymentSnapshot, Peaks, cpu_use, peaks_of
 from pdserve.observe.metrics import EngineSnapshot
-from pdserve.patches.record import PatchRecord
 from pdserve.run.directory import RunDir
-from pdserve.run.patch_proof import records_folder
 from tests.bench.evidence import plan, reading, record
-from tests.doctor import kit
 from tests.tables import each_row
 
 SLOW = Counts(error="no answer within 3 s")
@@ -52,28 +49,6 @@ def test_two_equal_readings_are_at_rest(tmp_path: Path) -> None:
 def test_where_a_process_has_died_nothing_is_waited_for(tmp_path: Path) -> None:
     dead = read(1.0, proxy=SLOW).model_copy(update={"phase": "degraded"})
     assert settled(tmp_path, dead, dead, read(2.0), read(2.0)).proxy == SLOW
-
-
-def test_a_patch_counts_where_all_processes_of_an_engine_report_it_and_not_by_the_plan(tmp_path: Path) -> None:
-    deployment = kit.run_dir(tmp_path)
-    planned = deployment.read_plan()
-    assert "mooncake-pulls" in planned.process("decode-0").patches
-    for engine, of_worker in (("decode-0", ("mooncake-pulls", "stale-completions")), ("decode-1", ("load-timeout",))):
-        folder = records_folder(deployment, engine)
-        folder.mkdir(parents=True)
-        for kind, active in (("engine-core", ("mooncake-pulls",)), ("worker", of_worker)):
-            record = PatchRecord(pid=1, session=1, process=kind, kind=kind, active=active)
-            (folder / f"{kind}.json").write_text(record.model_dump_json())
-
-    async def look_at() -> DeploymentSnapshot:
-        nothing = httpx.MockTransport(lambda request: httpx.Response(404))
-        async with httpx.AsyncClient(transport=nothing) as client:
-            return await CounterReader(deployment, planned, client).snapshot()
-
-    reported = asyncio.run(look_at()).patches
-    assert reported["decode-0"] == ("mooncake-pulls",)
-    assert reported["decode-1"] == ()
-    assert reported["prefill-0"] == ()
 
 
 @each_row("prefill, decode, moved", [

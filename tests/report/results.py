@@ -127,7 +127,7 @@ def realistic_result(
 
 
 def _reading(at: float, run_id: str) -> DeploymentSnapshot:
-    clocks = Clocks(wall=at, monotonic=at, boot=at)
+    clocks = Clocks(wall=at, monotonic=at)
     return reading(0.0, {"prefill-0": {"computed": 1.0}}, clocks=clocks, run_id=run_id)
 
 
